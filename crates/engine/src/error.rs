@@ -1,0 +1,319 @@
+//! What can go wrong: to what, what happened, what to do next.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tensorferry_metadata::{MetadataError, PortRange};
+use tensorferry_wire::{Op, WireError};
+
+use crate::config::ConfigError;
+
+/// The result of anything the engine is asked to do.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Which request an error is about.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Subject {
+    /// The segment name of the peer.
+    pub peer: Arc<str>,
+    /// READ or WRITE.
+    pub op: Op,
+    /// The local address of the request.
+    pub local: u64,
+    /// The address in the peer's segment.
+    pub remote: u64,
+    /// The length of the request in bytes.
+    pub len: u64,
+    /// How long after its submission the request failed.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (op, way) = match self.op {
+            Op::Read => ("READ", "from"),
+            Op::Write => ("WRITE", "to"),
+        };
+        write!(
+            f,
+            "{op} of {} bytes {way} {:#x} at {} (local {:#x}, {:.1} ms after submission)",
+            self.len,
+            self.remote,
+            self.peer,
+            self.local,
+            self.elapsed.as_secs_f64() * 1e3
+        )
+    }
+}
+
+/// Every way in which the engine says no. The texts are for people, [`Error::code`] is for programs.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting could not be understood.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A segment name or a metadata server could not be understood or found.
+    #[error(transparent)]
+    Name(#[from] MetadataError),
+    /// An argument makes no sense; nothing was done.
+    #[error("{what}")]
+    BadArgument {
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// A registration overlaps an earlier one.
+    #[error(
+        "[{addr:#x}, +{len}) overlaps the registered buffer [{other_addr:#x}, +{other_len}); \
+         unregister that one first, or register a range that leaves it out"
+    )]
+    Overlap {
+        /// Start of the refused range.
+        addr: u64,
+        /// Length of the refused range in bytes.
+        len: u64,
+        /// Start of the buffer that is in the way.
+        other_addr: u64,
+        /// Length of the buffer that is in the way.
+        other_len: u64,
+    },
+    /// No buffer is registered at exactly this address.
+    #[error(
+        "no buffer is registered at {addr:#x}; unregister takes the exact address that was registered"
+    )]
+    NotRegistered {
+        /// The address that was asked for.
+        addr: u64,
+    },
+    /// A buffer could not be taken out of use: something still moves its bytes.
+    #[error(
+        "the buffer [{addr:#x}, +{len}) is still in use after {waited:?}; keep its memory mapped and \
+         call unregister again"
+    )]
+    StillInUse {
+        /// Start of the buffer.
+        addr: u64,
+        /// Length of the buffer in bytes.
+        len: u64,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// No connection to the peer could be made.
+    #[error(
+        "{peer} cannot be reached: {what}; is it running, and is the address right? (waited {after:?})"
+    )]
+    PeerUnreachable {
+        /// The segment name of the peer.
+        peer: Arc<str>,
+        /// Which step failed, and how.
+        what: String,
+        /// How long was tried.
+        after: Duration,
+    },
+    /// The peer answered that the range is not one of its registered buffers.
+    #[error(
+        "{0}: the peer refused the range; it must lie in one buffer that is registered there now"
+    )]
+    Refused(Subject),
+    /// The peer's descriptor, fetched anew, does not list the range; nothing was sent.
+    #[error(
+        "{0}: the range is in no buffer that the peer has registered; register it there, or check the offset"
+    )]
+    RangeNotPublished(Subject),
+    /// The connection was lost before a READ was complete, twice.
+    #[error("{subject}: the connection was lost ({why}); the local buffer's content is undefined; try again")]
+    ConnectionLost {
+        /// Which request.
+        subject: Subject,
+        /// What the socket said.
+        why: String,
+    },
+    /// The connection was lost when some bytes of a WRITE had left and its answer had not come.
+    #[error(
+        "{subject}: no answer came ({why}); whether the bytes arrived is unknown, and until the peer has \
+         unregistered the range it may still be written; write it again if that is harmless"
+    )]
+    OutcomeUnknown {
+        /// Which request.
+        subject: Subject,
+        /// What happened instead.
+        why: String,
+    },
+    /// The kernel could not touch the local memory of the request.
+    #[error(
+        "{subject}: bad local address (EFAULT): {:#x} is not mapped for this process's CPU, wholly or in \
+         part; check the address and length{}", subject.local,
+         ", and that the memory is host memory: this version moves no GPU memory"
+    )]
+    BadLocalAddress {
+        /// Which request.
+        subject: Subject,
+    },
+    /// The deadline passed.
+    #[error(
+        "{subject}: not complete at its deadline ({stage}){}; is the peer alive? else give it more time \
+         (TENSORFERRY_TRANSFER_TIMEOUT, MC_TRANSFER_TIMEOUT)",
+        if *sent { "; bytes had been sent, so the remote range may still be written" } else { "" }
+    )]
+    TimedOut {
+        /// Which request.
+        subject: Subject,
+        /// What it was waiting for.
+        stage: &'static str,
+        /// Whether any of its bytes had been given to a socket.
+        sent: bool,
+    },
+    /// The caller cancelled.
+    #[error("{subject}: cancelled{}", if *sent { "; bytes had been sent, so the remote range may still be written" } else { "" })]
+    Cancelled {
+        /// Which request.
+        subject: Subject,
+        /// Whether any of its bytes had been given to a socket.
+        sent: bool,
+    },
+    /// A local buffer of the request was unregistered while it was in flight.
+    #[error("{0}: its local buffer was unregistered in mid-transfer; unregister after the transfer's end")]
+    Unregistered(Subject),
+    /// The peer broke the protocol.
+    #[error("{subject}: {peer_addr} broke the protocol: {source}; is that port a transfer engine's?")]
+    Protocol {
+        /// Which request.
+        subject: Subject,
+        /// The data address of the peer.
+        peer_addr: SocketAddr,
+        /// What it sent.
+        #[source]
+        source: WireError,
+    },
+    /// The peer's control port answered something that cannot be understood.
+    #[error("{peer}: the answer to a {what} request is not understood: {source}; is that port a transfer engine's control port?")]
+    BadAnswer {
+        /// The segment name of the peer.
+        peer: Arc<str>,
+        /// Which exchange.
+        what: &'static str,
+        /// What was wrong.
+        #[source]
+        source: WireError,
+    },
+    /// All bytes were applied, but the notification was not delivered.
+    #[error("all bytes are applied at {peer}, but the notification was not delivered: {why}; send it again with Segment::notify")]
+    NotifyFailed {
+        /// The segment name of the peer.
+        peer: Arc<str>,
+        /// Why not.
+        why: String,
+    },
+    /// A notification does not fit a control frame; nothing was sent.
+    #[error("the notification makes a frame of {len} bytes, and peers accept {limit}; send less")]
+    NotifyTooLarge {
+        /// Bytes of the frame.
+        len: u64,
+        /// Bytes that peers accept.
+        limit: u64,
+    },
+    /// The peer's queue is full, and the caller asked not to wait.
+    #[error("the queue to {peer} is full ({queued} of {limit} bytes of bookkeeping); wait for a batch to end, or submit with OnFull::Wait")]
+    Busy {
+        /// The segment name of the peer.
+        peer: Arc<str>,
+        /// Bytes in the queue.
+        queued: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// No port of the range could be bound.
+    #[error("no free port in {range} on {address}: {why}; widen it with TENSORFERRY_PORTS=first-last")]
+    PortsExhausted {
+        /// The range that was tried.
+        range: PortRange,
+        /// The address that was to be bound.
+        address: String,
+        /// What the last attempt said.
+        why: String,
+    },
+    /// No batch has this id, or not any more.
+    #[error("batch id {id} is unknown: it was never given out, or its result was taken already")]
+    UnknownBatch {
+        /// The id that was asked for.
+        id: u64,
+    },
+    /// The engine was closed.
+    #[error("the engine is closed; make a new one")]
+    Closed,
+    /// The engine was made by a parent of this process.
+    #[error("this engine was made before a fork, in process {parent}; make a new one in this process")]
+    ForkedProcess {
+        /// The process that made it.
+        parent: u32,
+    },
+    /// The operating system said no.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    /// A number for programs, C and metric labels; a number is never used twice.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::Config(_) => 1,
+            Self::Name(_) => 2,
+            Self::BadArgument { .. } => 3,
+            Self::Overlap { .. } => 4,
+            Self::NotRegistered { .. } => 5,
+            Self::StillInUse { .. } => 6,
+            Self::PeerUnreachable { .. } => 7,
+            Self::Refused(_) => 8,
+            Self::RangeNotPublished(_) => 9,
+            Self::ConnectionLost { .. } => 10,
+            Self::OutcomeUnknown { .. } => 11,
+            Self::BadLocalAddress { .. } => 12,
+            Self::TimedOut { .. } => 13,
+            Self::Cancelled { .. } => 14,
+            Self::Unregistered(_) => 15,
+            Self::Protocol { .. } => 16,
+            Self::BadAnswer { .. } => 17,
+            Self::NotifyFailed { .. } => 18,
+            Self::NotifyTooLarge { .. } => 19,
+            Self::Busy { .. } => 20,
+            Self::PortsExhausted { .. } => 21,
+            Self::UnknownBatch { .. } => 22,
+            Self::Closed => 23,
+            Self::ForkedProcess { .. } => 24,
+            Self::Io { .. } => 25,
+        }
+    }
+
+    /// Whether the same call can succeed later with no change on this side.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::PeerUnreachable { .. }
+                | Self::ConnectionLost { .. }
+                | Self::OutcomeUnknown { .. }
+                | Self::TimedOut { .. }
+                | Self::NotifyFailed { .. }
+                | Self::Busy { .. }
+                | Self::StillInUse { .. }
+        )
+    }
+
+    pub(crate) fn bad_argument(what: impl Into<String>) -> Self {
+        Self::BadArgument { what: what.into() }
+    }
+
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { what: what.into(), source: Arc::new(source) }
+    }
+}

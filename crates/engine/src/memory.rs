@@ -1,0 +1,276 @@
+//! The only holder of user pointers: a user's address is a number everywhere else.
+//!
+//! Memory that users lend is shared with the users themselves, with peers and with the kernel, so no
+//! Rust reference to it is ever made. Registered host memory is copied with raw pointers; memory that
+//! is not registered is touched by the kernel only, so that a bad address is an error.
+#![expect(unsafe_code, reason = "this is where user memory is touched")]
+
+use std::fmt;
+use std::io;
+use std::ptr;
+use std::sync::Arc;
+
+use tensorferry_wire::Op;
+
+use crate::error::{Error, Result};
+use crate::transfer::Request;
+
+/// A piece of memory for the kernel to read or write: a number and a length, nothing is promised.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Span {
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+}
+
+impl Span {
+    /// The span of bytes that the engine itself owns.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self { addr: bytes.as_ptr() as u64, len: bytes.len() }
+    }
+
+    pub(crate) fn as_iovec(self) -> libc::iovec {
+        libc::iovec { iov_base: ptr_to(self.addr).cast(), iov_len: self.len }
+    }
+}
+
+fn ptr_to(addr: u64) -> *mut u8 {
+    // Users hand out addresses as integers, so their provenance is exposed by definition.
+    ptr::with_exposed_provenance_mut(addr as usize)
+}
+
+/// How user space copies into and out of registered memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum CopyMode {
+    /// With the processor: fastest.
+    Direct,
+    /// Through the kernel, so that an unmapped page is an error and not a fault.
+    Kernel,
+}
+
+/// Copies `bytes` to `addr`.
+///
+/// # Safety
+/// `addr..addr + bytes.len()` is registered memory that a live [`crate::registry::Pin`] covers: its
+/// owner keeps it mapped and writable until `unregister` has returned, which waits for the pin.
+pub(crate) unsafe fn copy_in(addr: u64, bytes: &[u8], mode: CopyMode) -> io::Result<()> {
+    match mode {
+        CopyMode::Direct => {
+            // SAFETY: the caller's pin keeps the destination mapped until this returns; `bytes` is ours,
+            // and the engine's own buffers are not registered memory, so the two do not overlap.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr_to(addr), bytes.len()) };
+            Ok(())
+        }
+        CopyMode::Kernel => kernel_copy(Span::of(bytes), Span { addr, len: bytes.len() }),
+    }
+}
+
+/// Copies within this process with memmove semantics; a bad address is an error.
+///
+/// # Safety
+/// `to` may be written for the whole of its length as far as it is mapped: it was lent to the engine
+/// for this transfer, which ends after this returns.
+pub(crate) unsafe fn copy_within(from: u64, to: u64, len: u64, both_registered: bool) -> io::Result<()> {
+    if both_registered {
+        // SAFETY: both ranges lie in pinned registered buffers, whose owners keep them mapped until the
+        // pins go, after this call; `copy` allows overlap.
+        unsafe { ptr::copy(ptr_to(from), ptr_to(to), len as usize) };
+        return Ok(());
+    }
+    let mut bounce = vec![0u8; (len as usize).min(BOUNCE)];
+    let pieces = len.div_ceil(BOUNCE as u64);
+    for i in 0..pieces {
+        // Back to front if the destination is behind the source, so that overlap does no harm.
+        let at = if to > from { pieces - 1 - i } else { i } * BOUNCE as u64;
+        let piece = &mut bounce[..(len - at).min(BOUNCE as u64) as usize];
+        kernel_copy(Span { addr: from + at, len: piece.len() }, Span::of(piece))?;
+        kernel_copy(Span::of(piece), Span { addr: to + at, len: piece.len() })?;
+    }
+    Ok(())
+}
+
+const BOUNCE: usize = 256 << 10;
+
+/// Has the kernel copy within this process; `EFAULT` if either side is not mapped.
+fn kernel_copy(from: Span, to: Span) -> io::Result<()> {
+    let (local, remote) = (from.as_iovec(), to.as_iovec());
+    // SAFETY: one iovec each, alive during the call. The kernel checks both addresses; the callers
+    // write only to memory that was lent to the engine or that it owns.
+    let n = unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    match usize::try_from(n) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(n) if n == from.len => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
+/// Host memory of the engine's making, page-aligned and zeroed, that can be lent without `unsafe`.
+///
+/// Clones are the same memory; it is unmapped when the last one is gone, and both a registration and
+/// a running batch hold one. Peers may change the content at any time, so it is read and written by
+/// copy, and no reference to it can be had.
+#[derive(Clone)]
+pub struct HostBuffer {
+    map: Arc<Mapping>,
+}
+
+struct Mapping {
+    addr: u64,
+    len: usize,
+}
+
+/// A request whose local memory is a [`HostBuffer`].
+#[derive(Clone, Debug)]
+pub struct OwnedRequest {
+    pub(crate) request: Request,
+    pub(crate) buffer: HostBuffer,
+}
+
+impl HostBuffer {
+    /// Maps `len` bytes of zeroes.
+    ///
+    /// # Errors
+    /// A length of zero, or more than the system can give.
+    pub fn zeroed(len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::bad_argument("a buffer needs at least one byte"));
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice changes nothing that exists.
+        let addr = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+        if addr == libc::MAP_FAILED {
+            return Err(Error::io(format!("mapping {len} bytes"), io::Error::last_os_error()));
+        }
+        Ok(Self { map: Arc::new(Mapping { addr: addr.expose_provenance() as u64, len }) })
+    }
+
+    /// The address of the first byte, as requests and peers name it.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.map.addr
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        self.map.len
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        let to = ptr_to(self.map.addr + offset as u64);
+        // SAFETY: checked against the mapping, which `self` keeps until this returns.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies `len` bytes at `offset` out.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    #[must_use]
+    pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read_into(offset, &mut bytes);
+        bytes
+    }
+
+    /// Fills `bytes` from `offset`.
+    ///
+    /// # Panics
+    /// If the range is not inside the buffer.
+    pub fn read_into(&self, offset: usize, bytes: &mut [u8]) {
+        self.check(offset, bytes.len());
+        let from = ptr_to(self.map.addr + offset as u64);
+        // SAFETY: checked against the mapping, which `self` keeps until this returns.
+        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// A request whose local range is `len` bytes at `offset` of this buffer.
+    ///
+    /// # Errors
+    /// The range is not inside the buffer.
+    pub fn request(&self, op: Op, offset: usize, remote: u64, len: usize) -> Result<OwnedRequest> {
+        if offset.checked_add(len).is_none_or(|end| end > self.map.len) {
+            return Err(Error::bad_argument(format!(
+                "[{offset}, +{len}) is not inside the buffer of {} bytes",
+                self.map.len
+            )));
+        }
+        let local = self.map.addr + offset as u64;
+        let request = Request { op, local, remote, len: len as u64 };
+        Ok(OwnedRequest { request, buffer: self.clone() })
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.map.len),
+            "[{offset}, +{len}) is not inside the buffer of {} bytes",
+            self.map.len
+        );
+    }
+}
+
+impl fmt::Debug for HostBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffer[{:#x}, +{})", self.map.addr, self.map.len)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `zeroed` with this length. Registrations and batches hold clones, so nothing
+        // that the engine still touches is unmapped.
+        unsafe { libc::munmap(ptr_to(self.addr).cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_within_allow_overlap_and_refuse_bad_addresses() {
+        let buffer = HostBuffer::zeroed(3 * BOUNCE).unwrap();
+        let pattern: Vec<u8> = (0..buffer.len()).map(|i| (i * 7 % 251) as u8).collect();
+        for registered in [true, false] {
+            for (from, to) in [(0, 1000), (1000, 0), (5, 5)] {
+                buffer.write(0, &pattern);
+                let len = buffer.len() - 1000 - 5;
+                let (a, b) = (buffer.addr() + from as u64, buffer.addr() + to as u64);
+                // SAFETY: both ranges lie in `buffer`.
+                unsafe { copy_within(a, b, len as u64, registered) }.unwrap();
+                assert!(buffer.read(to, len) == pattern[from..from + len]);
+            }
+        }
+        // SAFETY: page 16 is never mapped; the kernel says so.
+        let error = unsafe { copy_within(buffer.addr(), 16, 8, false) }.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    }
+
+    #[test]
+    fn both_copy_modes_copy() {
+        let buffer = HostBuffer::zeroed(64).unwrap();
+        for mode in [CopyMode::Direct, CopyMode::Kernel] {
+            // SAFETY: inside `buffer`, which nobody unmaps.
+            unsafe { copy_in(buffer.addr() + 3, b"abc", mode) }.unwrap();
+            assert_eq!(buffer.read(2, 5), b"\0abc\0");
+            buffer.write(0, &[0; 64]);
+        }
+    }
+
+    #[test]
+    fn a_request_outside_its_buffer_is_refused() {
+        let buffer = HostBuffer::zeroed(10).unwrap();
+        assert!(buffer.request(Op::Read, 0, 1, 10).is_ok());
+        for (offset, len) in [(1, 10), (11, 0), (usize::MAX, 2)] {
+            assert!(buffer.request(Op::Read, offset, 1, len).is_err());
+        }
+        assert!(HostBuffer::zeroed(0).is_err());
+    }
+}

@@ -1,0 +1,458 @@
+//! The buffers that peers may reach, and who is using them.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use tensorferry_wire::Op;
+
+use crate::error::{Error, Result};
+use crate::memory::HostBuffer;
+
+/// What peers may do with a buffer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Access {
+    /// READ and WRITE.
+    #[default]
+    ReadWrite,
+    /// READ only.
+    ReadOnly,
+    /// Nothing: it is not published. For local buffers of requests.
+    Local,
+}
+
+/// What registering the very same range again means.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Repeat {
+    /// It is counted; as many `unregister` calls are needed.
+    #[default]
+    Counted,
+    /// It is refused as an overlap.
+    Refused,
+}
+
+/// How memory is registered.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct RegisterOptions {
+    /// What peers may do with it.
+    pub access: Access,
+    /// What registering the very same range again means.
+    pub repeat: Repeat,
+}
+
+/// A registered buffer: where it is and how long.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BufferInfo {
+    /// Address of the first byte, in its owner's process.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Registered buffers by address. They do not overlap.
+pub(crate) struct Registry {
+    buffers: RwLock<BTreeMap<u64, Arc<Buffer>>>,
+    next_epoch: AtomicU64,
+    /// Counts changes of what is published.
+    version: AtomicU64,
+}
+
+/// A registered buffer. It is taken out of the registry only when it is closed and nothing pins it.
+pub(crate) struct Buffer {
+    addr: u64,
+    len: u64,
+    access: Access,
+    /// Which registration this is: an address that is registered again gets another epoch.
+    epoch: u64,
+    /// How often it is registered; changed under the registry's write lock only.
+    repeats: AtomicU32,
+    /// Users, and [`CLOSED`].
+    pins: AtomicU64,
+    unpinned: (Mutex<()>, Condvar),
+    _lent: Option<HostBuffer>,
+}
+
+const CLOSED: u64 = 1 << 63;
+
+/// A promise that a buffer stays registered: while one exists, `unregister` does not return.
+pub(crate) struct Pin {
+    buffer: Arc<Buffer>,
+}
+
+impl Buffer {
+    fn contains(&self, addr: u64, len: u64) -> bool {
+        addr >= self.addr && len <= self.len && addr - self.addr <= self.len - len
+    }
+
+    fn allows(&self, op: Op) -> bool {
+        match self.access {
+            Access::ReadWrite => true,
+            Access::ReadOnly => op == Op::Read,
+            Access::Local => false,
+        }
+    }
+
+    fn pin(self: &Arc<Self>) -> Option<Pin> {
+        // Acquire: pairs with the AcqRel in `close`; a pin either is seen there or sees CLOSED.
+        let before = self.pins.fetch_add(1, Ordering::Acquire);
+        let pin = Pin { buffer: Arc::clone(self) };
+        (before & CLOSED == 0).then_some(pin)
+    }
+
+    fn close(&self) {
+        self.pins.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// Waits until a closed buffer has no pin.
+    fn wait_unpinned(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut guard = self.unpinned.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Acquire: pairs with the Release in `Pin::drop`; whoever held a pin has let go of the bytes.
+        while self.pins.load(Ordering::Acquire) != CLOSED {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
+            let waited = self.unpinned.1.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn info(&self) -> BufferInfo {
+        BufferInfo { addr: self.addr, len: self.len }
+    }
+}
+
+impl Pin {
+    /// Whether the range is inside the pinned buffer.
+    pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
+        self.buffer.contains(addr, len)
+    }
+
+    /// A further pin, if the range lies in the same buffer, `op` is allowed there, and it is not closed.
+    pub(crate) fn again(&self, op: Op, addr: u64, len: u64) -> Option<Self> {
+        (len > 0 && self.buffer.contains(addr, len) && self.buffer.allows(op))
+            .then(|| self.buffer.pin())
+            .flatten()
+    }
+
+    /// Where the pinned buffer starts, which names it while it is registered.
+    pub(crate) fn buffer_addr(&self) -> u64 {
+        self.buffer.addr
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `wait_unpinned`.
+        if self.buffer.pins.fetch_sub(1, Ordering::Release) == CLOSED | 1 {
+            drop(self.buffer.unpinned.0.lock().unwrap_or_else(PoisonError::into_inner));
+            self.buffer.unpinned.1.notify_all();
+        }
+    }
+}
+
+impl Registry {
+    /// How long `unregister` waits for requests in progress before it has their lanes closed.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    /// How long it waits after that. Lanes are closed within one round of an IO thread.
+    const LAST_WAIT: Duration = Duration::from_secs(5);
+
+    pub(crate) fn new() -> Self {
+        Self {
+            buffers: RwLock::default(),
+            next_epoch: AtomicU64::new(1),
+            version: AtomicU64::new(0),
+        }
+    }
+
+    /// Registers all of the ranges or none.
+    pub(crate) fn register(
+        &self,
+        ranges: &[(u64, u64)],
+        options: &RegisterOptions,
+        lent: Option<&HostBuffer>,
+    ) -> Result<()> {
+        for &(addr, len) in ranges {
+            check_range(addr, len)?;
+        }
+        let mut buffers = self.write();
+        for (done, &(addr, len)) in ranges.iter().enumerate() {
+            if let Err(error) = self.add(&mut buffers, (addr, len), options, lent) {
+                for &(addr, _) in &ranges[..done] {
+                    undo(&mut buffers, addr);
+                }
+                return Err(error);
+            }
+        }
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn add(
+        &self,
+        buffers: &mut BTreeMap<u64, Arc<Buffer>>,
+        (addr, len): (u64, u64),
+        options: &RegisterOptions,
+        lent: Option<&HostBuffer>,
+    ) -> Result<()> {
+        let before = buffers.range(..addr + len).next_back();
+        if let Some((_, other)) = before.filter(|(_, b)| b.addr + b.len > addr) {
+            let same = (other.addr, other.len, other.access) == (addr, len, options.access)
+                && other.pins.load(Ordering::Relaxed) & CLOSED == 0;
+            if same && options.repeat == Repeat::Counted {
+                other.repeats.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            return Err(Error::Overlap { addr, len, other_addr: other.addr, other_len: other.len });
+        }
+        let buffer = Buffer {
+            addr,
+            len,
+            access: options.access,
+            epoch: self.next_epoch.fetch_add(1, Ordering::Relaxed),
+            repeats: AtomicU32::new(1),
+            pins: AtomicU64::new(0),
+            unpinned: Default::default(),
+            _lent: lent.cloned(),
+        };
+        buffers.insert(addr, Arc::new(buffer));
+        Ok(())
+    }
+
+    /// Takes the buffers that start at `addrs` out of use, or none of them if one is unknown. When
+    /// this returns Ok, nothing of the engine touches them. `revoke` has whoever holds a pin on the
+    /// given buffer let go of it.
+    pub(crate) fn unregister(&self, addrs: &[u64], revoke: impl Fn(u64)) -> Result<()> {
+        let closed = self.close(addrs)?;
+        let mut result = Ok(());
+        for buffer in closed {
+            let begin = Instant::now();
+            let quiet = buffer.wait_unpinned(Self::PATIENCE) || {
+                revoke(buffer.addr);
+                buffer.wait_unpinned(Self::LAST_WAIT)
+            };
+            if quiet {
+                self.remove(&buffer);
+            } else {
+                let BufferInfo { addr, len } = buffer.info();
+                result = Err(Error::StillInUse { addr, len, waited: begin.elapsed() });
+            }
+        }
+        result
+    }
+
+    fn close(&self, addrs: &[u64]) -> Result<Vec<Arc<Buffer>>> {
+        let buffers = self.write();
+        let mut times: BTreeMap<u64, u32> = BTreeMap::new();
+        for &addr in addrs {
+            let wanted = times.entry(addr).or_default();
+            *wanted += 1;
+            let known = buffers.get(&addr).map_or(0, |b| b.repeats.load(Ordering::Relaxed));
+            if known < *wanted {
+                return Err(Error::NotRegistered { addr });
+            }
+        }
+        let mut closed = Vec::new();
+        for (addr, times) in times {
+            let buffer = &buffers[&addr];
+            // A buffer that could not be emptied last time is closed with one repeat left.
+            if buffer.repeats.load(Ordering::Relaxed) > times {
+                buffer.repeats.fetch_sub(times, Ordering::Relaxed);
+            } else {
+                buffer.repeats.store(1, Ordering::Relaxed);
+                buffer.close();
+                closed.push(Arc::clone(buffer));
+            }
+        }
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(closed)
+    }
+
+    fn remove(&self, buffer: &Arc<Buffer>) {
+        let mut buffers = self.write();
+        // Two threads may have waited for the same buffer; only the one registered is taken out.
+        if buffers.get(&buffer.addr).is_some_and(|b| b.epoch == buffer.epoch) {
+            buffers.remove(&buffer.addr);
+        }
+    }
+
+    /// Pins the buffer that contains the whole range, if peers may do `op` there.
+    pub(crate) fn find(&self, op: Op, addr: u64, len: u64) -> Option<Pin> {
+        self.at(addr).filter(|b| len > 0 && b.contains(addr, len) && b.allows(op))?.pin()
+    }
+
+    /// Pins the buffer that contains the whole range, for requests of this engine's own.
+    pub(crate) fn find_local(&self, addr: u64, len: u64) -> Option<Pin> {
+        self.at(addr).filter(|b| b.contains(addr, len))?.pin()
+    }
+
+    fn at(&self, addr: u64) -> Option<Arc<Buffer>> {
+        let buffers = self.read();
+        buffers.range((Bound::Unbounded, Bound::Included(addr))).next_back().map(|(_, b)| Arc::clone(b))
+    }
+
+    /// What peers may know of, in the order of registration.
+    pub(crate) fn published(&self) -> Vec<BufferInfo> {
+        self.listed(|b| b.access != Access::Local)
+    }
+
+    /// All that is registered, in the order of registration.
+    pub(crate) fn all(&self) -> Vec<BufferInfo> {
+        self.listed(|_| true)
+    }
+
+    fn listed(&self, wanted: impl Fn(&Buffer) -> bool) -> Vec<BufferInfo> {
+        let buffers = self.read();
+        let open = |b: &&Arc<Buffer>| b.pins.load(Ordering::Relaxed) & CLOSED == 0;
+        let mut listed: Vec<_> =
+            buffers.values().filter(open).filter(|b| wanted(b)).map(|b| (b.epoch, b.info())).collect();
+        listed.sort_unstable_by_key(|(epoch, _)| *epoch);
+        listed.into_iter().map(|(_, info)| info).collect()
+    }
+
+    /// A number that changes whenever what is published may have changed.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Arc<Buffer>>> {
+        self.buffers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Arc<Buffer>>> {
+        self.buffers.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn undo(buffers: &mut BTreeMap<u64, Arc<Buffer>>, addr: u64) {
+    // All under one write lock: nobody has pinned what was added, nobody has counted a repeat.
+    if buffers[&addr].repeats.fetch_sub(1, Ordering::Relaxed) == 1 {
+        buffers[&addr].close();
+        buffers.remove(&addr);
+    }
+}
+
+fn check_range(addr: u64, len: u64) -> Result<()> {
+    if addr == 0 {
+        return Err(Error::bad_argument("a buffer cannot start at address 0; was the memory allocated?"));
+    }
+    if len == 0 {
+        return Err(Error::bad_argument(format!(
+            "the buffer at {addr:#x} has length 0; register at least one byte"
+        )));
+    }
+    if addr.checked_add(len).is_none() {
+        return Err(Error::bad_argument(format!(
+            "the buffer [{addr:#x}, +{len}) runs past the end of the address space; check its length"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry(ranges: &[(u64, u64)]) -> Registry {
+        let r = Registry::new();
+        r.register(ranges, &RegisterOptions::default(), None).unwrap();
+        r
+    }
+
+    const REFUSED: RegisterOptions =
+        RegisterOptions { access: Access::ReadWrite, repeat: Repeat::Refused };
+
+    #[test]
+    fn only_whole_ranges_of_one_buffer_are_found() {
+        let r = registry(&[(100, 50), (150, 50)]);
+        assert!(r.find(Op::Write, 100, 50).is_some());
+        assert!(r.find(Op::Write, 199, 1).is_some());
+        for (addr, len) in [(99, 1), (149, 2), (100, 51), (200, 1), (100, 0), (120, u64::MAX), (0, 1)] {
+            assert!(r.find(Op::Write, addr, len).is_none(), "{addr} {len}");
+        }
+    }
+
+    #[test]
+    fn access_is_kept() {
+        let r = Registry::new();
+        let with = |access| RegisterOptions { access, repeat: Repeat::Counted };
+        r.register(&[(100, 10)], &with(Access::ReadOnly), None).unwrap();
+        r.register(&[(200, 10)], &with(Access::Local), None).unwrap();
+        assert!(r.find(Op::Read, 100, 10).is_some());
+        assert!(r.find(Op::Write, 100, 10).is_none());
+        assert!(r.find(Op::Read, 200, 10).is_none());
+        assert!(r.find_local(200, 10).is_some());
+        assert_eq!(r.published(), [BufferInfo { addr: 100, len: 10 }]);
+        assert_eq!(r.all().len(), 2);
+    }
+
+    #[test]
+    fn exact_repeats_are_counted_or_refused() {
+        let r = registry(&[(100, 50), (100, 50), (100, 50)]);
+        assert!(matches!(r.register(&[(100, 50)], &REFUSED, None), Err(Error::Overlap { .. })));
+        for _ in 0..2 {
+            r.unregister(&[100], |_| {}).unwrap();
+            assert!(r.find(Op::Read, 100, 50).is_some());
+        }
+        r.unregister(&[100], |_| {}).unwrap();
+        assert!(r.find(Op::Read, 100, 50).is_none());
+        assert!(matches!(r.unregister(&[100], |_| {}), Err(Error::NotRegistered { addr: 100 })));
+    }
+
+    #[test]
+    fn overlaps_are_refused_and_neighbours_are_not() {
+        let r = registry(&[(100, 50)]);
+        for range in [(90, 11), (149, 1), (120, 10), (90, 100), (100, 49), (100, 51)] {
+            assert!(matches!(
+                r.register(&[range], &RegisterOptions::default(), None),
+                Err(Error::Overlap { other_addr: 100, other_len: 50, .. })
+            ));
+        }
+        r.register(&[(90, 10), (150, 1)], &REFUSED, None).unwrap();
+    }
+
+    #[test]
+    fn all_or_nothing_both_ways() {
+        let r = registry(&[(100, 50)]);
+        assert!(r.register(&[(300, 10), (300, 10), (120, 1)], &RegisterOptions::default(), None).is_err());
+        assert!(r.register(&[(300, 10), (0, 1)], &RegisterOptions::default(), None).is_err());
+        assert_eq!(r.all(), [BufferInfo { addr: 100, len: 50 }]);
+        assert!(r.unregister(&[100, 999], |_| {}).is_err());
+        assert!(r.unregister(&[100, 100], |_| {}).is_err());
+        assert!(r.find(Op::Read, 100, 50).is_some());
+        r.unregister(&[100], |_| {}).unwrap();
+        r.register(&[(100, 60)], &REFUSED, None).unwrap();
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_its_reason() {
+        let r = Registry::new();
+        for (range, word) in [((0, 16), "address 0"), ((16, 0), "length 0"), ((u64::MAX - 9, 100), "past the end")] {
+            let text = r.register(&[range], &REFUSED, None).unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn unregister_waits_for_pins_then_has_them_dropped() {
+        let r = registry(&[(100, 50)]);
+        let pin = Mutex::new(r.find(Op::Write, 100, 50));
+        let again = pin.lock().unwrap().as_ref().unwrap().again(Op::Read, 110, 5);
+        drop(again.expect("open"));
+        r.unregister(&[100], |addr| {
+            assert_eq!(addr, 100);
+            let held = pin.lock().unwrap().take().unwrap();
+            assert!(held.again(Op::Read, 100, 1).is_none(), "closed");
+        })
+        .unwrap();
+        assert!(r.all().is_empty());
+    }
+
+    #[test]
+    fn the_order_is_that_of_registration() {
+        let r = registry(&[(300, 1), (100, 1), (200, 1)]);
+        let addrs: Vec<u64> = r.published().iter().map(|b| b.addr).collect();
+        assert_eq!(addrs, [300, 100, 200]);
+    }
+}

@@ -1,0 +1,589 @@
+//! A batch of requests: what is asked for, how much of it is settled, and who waits for it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tensorferry_wire::{Notification, Op};
+
+use crate::error::{Error, Result, Subject};
+use crate::memory::HostBuffer;
+use crate::registry::Pin;
+use crate::transfer::cause::{Cause, Stop};
+
+/// One copy between local memory and a peer's segment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// READ: from the peer to here. WRITE: from here to the peer.
+    pub op: Op,
+    /// The local address.
+    pub local: u64,
+    /// The address in the peer's process.
+    pub remote: u64,
+    /// How many bytes. Zero is allowed and complete at once.
+    pub len: u64,
+}
+
+/// How a batch is submitted.
+#[derive(Clone, Debug, Default)]
+pub struct SubmitOptions {
+    /// The time until the batch must be final, counted from the submission. `None`:
+    /// [`crate::Config::default_timeout`].
+    pub timeout: Option<Duration>,
+    /// Sent to the peer when every byte of the batch is applied.
+    pub notification: Option<Notification>,
+    /// What to do when the queue to the peer is full.
+    pub on_full: OnFull,
+}
+
+/// What to do when the queue to a peer is full.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum OnFull {
+    /// Wait for room, at most until the batch's deadline.
+    #[default]
+    Wait,
+    /// Refuse the batch with [`Error::Busy`].
+    Refuse,
+}
+
+/// Where a batch stands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum BatchState {
+    /// At least one entry is not settled.
+    Running,
+    /// Every byte of every entry is in place, and the notification, if any, was delivered.
+    Completed,
+    /// At least one entry failed, or the notification was not delivered.
+    Failed,
+    /// The deadline passed before every entry was settled.
+    TimedOut,
+    /// The batch was cancelled before every entry was settled.
+    Cancelled,
+}
+
+/// A running or final batch. Clones are the same batch; dropping the last one does not stop it.
+#[derive(Clone)]
+pub struct Batch {
+    pub(crate) inner: Arc<BatchInner>,
+}
+
+/// Who made a batch, and is told how it goes.
+pub(crate) trait Owner: Send + Sync {
+    /// The segment name of the peer.
+    fn peer(&self) -> &Arc<str>;
+    /// Every entry of `batch` is complete: deliver its notification, then `finish` it.
+    fn deliver(&self, batch: &Arc<BatchInner>);
+    /// `batch` was told to stop: have everyone who holds a slice of it settle that.
+    fn stopped(&self, batch: &Arc<BatchInner>);
+    /// `batch` is final.
+    fn finished(&self, batch: &BatchInner);
+}
+
+/// What a batch keeps alive until it is final.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// Pins on the registered buffers that its local ranges lie in.
+    pub(crate) pins: Vec<Pin>,
+    /// Buffers lent by value.
+    pub(crate) buffers: Vec<HostBuffer>,
+}
+
+pub(crate) struct BatchInner {
+    owner: Arc<dyn Owner>,
+    entries: Box<[Entry]>,
+    /// Entries that are not settled.
+    unsettled: AtomicUsize,
+    failures: Mutex<Vec<Failure>>,
+    notify_error: Mutex<Option<Error>>,
+    pub(crate) started: Instant,
+    pub(crate) deadline: Instant,
+    pub(crate) notification: Option<Notification>,
+    /// A [`Stop`], or 0.
+    stop: AtomicU8,
+    held: Mutex<Held>,
+    /// A [`BatchState`] as [`code`] numbers it.
+    state: AtomicU32,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    is_final: Condvar,
+}
+
+/// A request and what is left of it: 32 bytes.
+struct Entry {
+    local: u64,
+    remote: u64,
+    len: u64,
+    /// Slices that are not settled (at least 1 while the entry is not), and [`ENTRY_FAILED`].
+    left: AtomicU32,
+    op: Op,
+}
+
+const ENTRY_FAILED: u32 = 1 << 31;
+
+struct Failure {
+    entry: u32,
+    cause: Cause,
+    elapsed: Duration,
+}
+
+/// A part of a request that moves on one lane. It must be settled; one that is dropped unsettled
+/// fails its entry, so that no waiter waits for ever.
+pub(crate) struct Slice {
+    pub(crate) batch: Arc<BatchInner>,
+    pub(crate) entry: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// How often it was sent before.
+    pub(crate) tries: u8,
+    settled: bool,
+}
+
+impl BatchInner {
+    pub(crate) fn new(
+        owner: Arc<dyn Owner>,
+        requests: Vec<Request>,
+        held: Held,
+        notification: Option<Notification>,
+        (started, deadline): (Instant, Instant),
+    ) -> Arc<Self> {
+        let entries: Box<[Entry]> = requests.into_iter().map(Entry::new).collect();
+        let unsettled = entries.iter().filter(|e| e.len > 0).count();
+        Arc::new(Self {
+            owner,
+            unsettled: AtomicUsize::new(unsettled),
+            entries,
+            failures: Mutex::default(),
+            notify_error: Mutex::default(),
+            started,
+            deadline,
+            notification,
+            stop: AtomicU8::new(0),
+            held: Mutex::new(held),
+            state: AtomicU32::new(code(BatchState::Running)),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::default(),
+            is_final: Condvar::new(),
+        })
+    }
+
+    /// Number of entries, the zero-length ones among them.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn request(&self, entry: u32) -> Request {
+        let e = &self.entries[entry as usize];
+        Request { op: e.op, local: e.local, remote: e.remote, len: e.len }
+    }
+
+    /// Whether nothing is left to move.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.unsettled.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether `entry` has failed already, so that its other slices need not be sent.
+    pub(crate) fn has_failed(&self, entry: u32) -> bool {
+        self.entries[entry as usize].left.load(Ordering::Relaxed) & ENTRY_FAILED != 0
+    }
+
+    /// The batch's `entry` will be settled in `slices` parts instead of one.
+    pub(crate) fn cut(&self, entry: u32, slices: u32) {
+        self.entries[entry as usize].left.fetch_add(slices - 1, Ordering::Relaxed);
+    }
+
+    /// Settles `slices` of the parts of `entry`; the last one of the last entry ends the batch.
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        entry: u32,
+        slices: u32,
+        verdict: std::result::Result<(), Cause>,
+    ) {
+        let left = &self.entries[entry as usize].left;
+        if let Err(cause) = verdict {
+            if left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0 {
+                let elapsed = self.started.elapsed();
+                locked(&self.failures).push(Failure { entry, cause, elapsed });
+            }
+        }
+        // AcqRel: each part releases its bytes, and the last part acquires those of all others.
+        let before = left.fetch_sub(slices, Ordering::AcqRel) & !ENTRY_FAILED;
+        debug_assert!(before >= slices, "a slice is settled once");
+        if before == slices {
+            self.entry_settled();
+        }
+    }
+
+    fn entry_settled(self: &Arc<Self>) {
+        // AcqRel: as in `settle`, one level up.
+        if self.unsettled.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.all_settled();
+        }
+    }
+
+    /// Called once, when nothing is left to move.
+    pub(crate) fn all_settled(self: &Arc<Self>) {
+        if self.notification.is_some() && locked(&self.failures).is_empty() {
+            self.owner.deliver(self);
+        } else {
+            self.finish(None);
+        }
+    }
+
+    /// Makes the batch final. After this nothing of the engine touches its local memory.
+    pub(crate) fn finish(&self, notify_error: Option<Error>) {
+        *locked(&self.held) = Held::default();
+        let state = match (self.failed_state(), &notify_error) {
+            (None, None) => BatchState::Completed,
+            (None, Some(_)) => BatchState::Failed,
+            (Some(state), _) => state,
+        };
+        *locked(&self.notify_error) = notify_error;
+        self.owner.finished(self);
+        // Release: pairs with the Acquire in `state`; publishes the batch's bytes and failures.
+        self.state.store(code(state), Ordering::Release);
+        // SeqCst fences here and in `sleep`: either this sees the sleeper, or it sees the state.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            drop(locked(&self.lock));
+            self.is_final.notify_all();
+        }
+    }
+
+    fn failed_state(&self) -> Option<BatchState> {
+        let failures = locked(&self.failures);
+        let any = |wanted: fn(&Cause) -> bool| failures.iter().any(|f| wanted(&f.cause));
+        if failures.is_empty() {
+            None
+        } else if any(|c| matches!(c, Cause::Stopped { stop: Stop::Cancelled, .. })) {
+            Some(BatchState::Cancelled)
+        } else if any(|c| matches!(c, Cause::Stopped { stop: Stop::TimedOut, .. })) {
+            Some(BatchState::TimedOut)
+        } else {
+            Some(BatchState::Failed)
+        }
+    }
+
+    pub(crate) fn state(&self) -> BatchState {
+        // Acquire: pairs with the Release in `finish`.
+        match self.state.load(Ordering::Acquire) {
+            0 => BatchState::Running,
+            1 => BatchState::Completed,
+            2 => BatchState::Failed,
+            3 => BatchState::TimedOut,
+            _ => BatchState::Cancelled,
+        }
+    }
+
+    pub(crate) fn is_final(&self) -> bool {
+        self.state() != BatchState::Running
+    }
+
+    /// Tells the batch to stop, unless it was told before. Whoever holds slices settles them at
+    /// the next look.
+    pub(crate) fn request_stop(&self, stop: Stop) {
+        // Relaxed: only the code itself is read; nothing is published by it.
+        let _ = self.stop.compare_exchange(0, stop as u8, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Why the batch is to stop, if it is. `now` past its deadline stops it.
+    pub(crate) fn stop_at(&self, now: Instant) -> Option<Stop> {
+        if now >= self.deadline {
+            self.request_stop(Stop::TimedOut);
+        }
+        Stop::from_code(self.stop.load(Ordering::Relaxed))
+    }
+
+    /// Whether a pin of the batch is on the buffer that starts at `addr`.
+    pub(crate) fn pins_buffer(&self, addr: u64) -> bool {
+        locked(&self.held).pins.iter().any(|pin| pin.buffer_addr() == addr)
+    }
+
+    fn sleep(&self, until: Instant) -> bool {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut guard = locked(&self.lock);
+        while !self.is_final() {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
+            let waited = self.is_final.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.is_final()
+    }
+
+    fn error(&self, failure: &Failure) -> Error {
+        let Request { op, local, remote, len } = self.request(failure.entry);
+        let peer = Arc::clone(self.owner.peer());
+        failure.cause.describe(Subject { peer, op, local, remote, len, elapsed: failure.elapsed })
+    }
+}
+
+impl Batch {
+    /// How long a waiter spins before it sleeps: about what a small transfer takes, so that it need
+    /// not pay for a wake-up.
+    const SPIN: Duration = Duration::from_micros(50);
+
+    /// Where the batch stands.
+    #[must_use]
+    pub fn poll(&self) -> BatchState {
+        self.inner.state()
+    }
+
+    /// The number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// Whether the batch has no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.len() == 0
+    }
+
+    /// Waits until the batch is final, which it is by its deadline.
+    ///
+    /// # Errors
+    /// The error of the first entry that failed, or that of the notification.
+    pub fn wait(&self) -> Result<()> {
+        loop {
+            if let Some(result) = self.wait_timeout(Duration::from_secs(3600)) {
+                return result;
+            }
+        }
+    }
+
+    /// Waits until the batch is final, at most for `timeout`; `None` if it is still running then.
+    #[must_use]
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
+        let begin = Instant::now();
+        let spin = timeout.min(Self::SPIN);
+        while !self.inner.is_final() {
+            if begin.elapsed() >= spin {
+                if !self.inner.sleep(begin + timeout) {
+                    return None;
+                }
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.result()
+    }
+
+    /// The result, or `None` while the batch is running.
+    #[must_use]
+    pub fn result(&self) -> Option<Result<()>> {
+        match self.poll() {
+            BatchState::Running => None,
+            BatchState::Completed => Some(Ok(())),
+            _ => Some(Err(self.first_error())),
+        }
+    }
+
+    /// The result of one entry, or `None` while it is not known.
+    #[must_use]
+    pub fn entry(&self, index: usize) -> Option<Result<()>> {
+        let entry = self.inner.entries.get(index)?;
+        let failures = locked(&self.inner.failures);
+        if let Some(failure) = failures.iter().find(|f| f.entry as usize == index) {
+            return Some(Err(self.inner.error(failure)));
+        }
+        let settled = entry.len == 0 || entry.left.load(Ordering::Acquire) == 0;
+        settled.then_some(Ok(()))
+    }
+
+    /// The entries that have failed so far, by index, and why.
+    #[must_use]
+    pub fn failures(&self) -> Vec<(usize, Error)> {
+        let failures = locked(&self.inner.failures);
+        failures.iter().map(|f| (f.entry as usize, self.inner.error(f))).collect()
+    }
+
+    /// Stops the batch: unsent entries are not sent, the rest is let go. When this returns the
+    /// batch is final and the engine does not touch its local memory. Bytes of a WRITE that had
+    /// left can still arrive at the peer.
+    pub fn cancel(&self) {
+        if self.inner.is_final() {
+            return;
+        }
+        self.inner.request_stop(Stop::Cancelled);
+        self.inner.owner.stopped(&self.inner);
+        let _ = self.wait();
+    }
+
+    fn first_error(&self) -> Error {
+        let failures = locked(&self.inner.failures);
+        match failures.first() {
+            Some(failure) => self.inner.error(failure),
+            None => locked(&self.inner.notify_error).clone().unwrap_or(Error::Closed),
+        }
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("peer", self.inner.owner.peer())
+            .field("entries", &self.inner.len())
+            .field("state", &self.poll())
+            .finish()
+    }
+}
+
+impl Entry {
+    fn new(request: Request) -> Self {
+        let Request { op, local, remote, len } = request;
+        Self { local, remote, len, left: AtomicU32::new(u32::from(len > 0)), op }
+    }
+}
+
+impl Slice {
+    pub(crate) fn new(batch: &Arc<BatchInner>, entry: u32, offset: u64, len: u64) -> Self {
+        Self { batch: Arc::clone(batch), entry, offset, len, tries: 0, settled: false }
+    }
+
+    pub(crate) fn op(&self) -> Op {
+        self.batch.entries[self.entry as usize].op
+    }
+
+    pub(crate) fn local(&self) -> u64 {
+        self.batch.entries[self.entry as usize].local + self.offset
+    }
+
+    pub(crate) fn remote(&self) -> u64 {
+        self.batch.entries[self.entry as usize].remote + self.offset
+    }
+
+    pub(crate) fn settle(mut self, verdict: std::result::Result<(), Cause>) {
+        self.settled = true;
+        self.batch.settle(self.entry, 1, verdict);
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        if !self.settled {
+            let why = Cause::Unknown("the engine let go of it, which is a bug in it".into());
+            self.batch.settle(self.entry, 1, Err(why));
+        }
+    }
+}
+
+/// A lock that a panic elsewhere does not poison: what it guards is whole between any two
+/// statements of ours.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const fn code(state: BatchState) -> u32 {
+    match state {
+        BatchState::Running => 0,
+        BatchState::Completed => 1,
+        BatchState::Failed => 2,
+        BatchState::TimedOut => 3,
+        BatchState::Cancelled => 4,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    struct Nobody(Arc<str>);
+
+    impl Owner for Nobody {
+        fn peer(&self) -> &Arc<str> {
+            &self.0
+        }
+        fn deliver(&self, batch: &Arc<BatchInner>) {
+            batch.finish(None);
+        }
+        fn stopped(&self, _: &Arc<BatchInner>) {}
+        fn finished(&self, _: &BatchInner) {}
+    }
+
+    /// A zero-length batch is settled at once; somebody has to say so.
+    pub(crate) fn complete(batch: &Batch) {
+        assert!(batch.inner.is_settled());
+        batch.inner.all_settled();
+    }
+
+    pub(crate) fn batch(lens: &[u64]) -> Batch {
+        let now = Instant::now();
+        let requests = lens
+            .iter()
+            .map(|&len| Request { op: Op::Write, local: 0x1000, remote: 0x2000, len })
+            .collect();
+        let owner = Arc::new(Nobody("peer:1".into()));
+        let times = (now, now + Duration::from_secs(9));
+        Batch { inner: BatchInner::new(owner, requests, Held::default(), None, times) }
+    }
+
+    #[test]
+    fn an_entry_is_32_bytes() {
+        assert_eq!(std::mem::size_of::<Entry>(), 32);
+    }
+
+    #[test]
+    fn the_last_slice_of_the_last_entry_ends_the_batch() {
+        let b = batch(&[10, 0, 20]);
+        b.inner.cut(2, 2);
+        Slice::new(&b.inner, 2, 0, 10).settle(Ok(()));
+        Slice::new(&b.inner, 0, 0, 10).settle(Ok(()));
+        assert_eq!(b.poll(), BatchState::Running);
+        assert!(b.entry(0).unwrap().is_ok());
+        assert!(b.entry(1).unwrap().is_ok());
+        assert!(b.entry(2).is_none());
+        Slice::new(&b.inner, 2, 10, 10).settle(Ok(()));
+        assert_eq!(b.poll(), BatchState::Completed);
+        assert!(b.wait().is_ok());
+    }
+
+    #[test]
+    fn one_bad_entry_fails_alone_and_names_itself() {
+        let b = batch(&[10, 20, 30]);
+        Slice::new(&b.inner, 0, 0, 10).settle(Ok(()));
+        Slice::new(&b.inner, 1, 0, 20).settle(Err(Cause::Refused));
+        Slice::new(&b.inner, 2, 0, 30).settle(Ok(()));
+        assert_eq!(b.poll(), BatchState::Failed);
+        assert!(b.entry(0).unwrap().is_ok());
+        assert!(b.entry(2).unwrap().is_ok());
+        let failures = b.failures();
+        assert_eq!(failures.len(), 1);
+        let text = failures[0].1.to_string();
+        assert!(text.contains("WRITE of 20 bytes to 0x2000 at peer:1"), "{text}");
+        assert_eq!(b.wait().unwrap_err().code(), 8);
+    }
+
+    #[test]
+    fn a_dropped_slice_fails_its_entry() {
+        let b = batch(&[10]);
+        drop(Slice::new(&b.inner, 0, 0, 10));
+        assert_eq!(b.poll(), BatchState::Failed);
+    }
+
+    #[test]
+    fn a_waiter_that_sleeps_is_woken() {
+        let b = batch(&[10]);
+        let waiter = {
+            let b = b.clone();
+            std::thread::spawn(move || b.wait())
+        };
+        while b.inner.sleepers.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        Slice::new(&b.inner, 0, 0, 10).settle(Ok(()));
+        assert!(waiter.join().unwrap().is_ok());
+        assert!(b.wait_timeout(Duration::ZERO).unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_timeout() {
+        let b = batch(&[10]);
+        assert!(b.wait_timeout(Duration::from_millis(5)).is_none());
+        Slice::new(&b.inner, 0, 0, 10).settle(Ok(()));
+    }
+}

@@ -1,0 +1,71 @@
+//! Why an entry failed, small enough to keep one for each of many entries.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tensorferry_wire::WireError;
+
+use crate::error::{Error, Subject};
+
+/// Why a batch is told to stop.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub(crate) enum Stop {
+    Cancelled = 1,
+    TimedOut = 2,
+    /// A local buffer of it was unregistered.
+    Unregistered = 3,
+    /// The engine was closed.
+    Closed = 4,
+}
+
+/// Why an entry failed. [`Cause::describe`] makes the error that people see.
+#[derive(Clone, Debug)]
+pub(crate) enum Cause {
+    Refused,
+    NotPublished,
+    /// A READ's connection was lost.
+    Lost(Arc<str>),
+    /// A WRITE's outcome is not known.
+    Unknown(Arc<str>),
+    BadAddress,
+    Stopped { stop: Stop, stage: &'static str, sent: bool },
+    Protocol(SocketAddr, Arc<WireError>),
+    /// The same error for every entry, such as a peer that cannot be reached.
+    Whole(Arc<Error>),
+}
+
+impl Stop {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Cancelled),
+            2 => Some(Self::TimedOut),
+            3 => Some(Self::Unregistered),
+            4 => Some(Self::Closed),
+            _ => None,
+        }
+    }
+}
+
+impl Cause {
+    #[cold]
+    pub(crate) fn describe(&self, subject: Subject) -> Error {
+        match self {
+            Self::Refused => Error::Refused(subject),
+            Self::NotPublished => Error::RangeNotPublished(subject),
+            Self::Lost(why) => Error::ConnectionLost { subject, why: why.to_string() },
+            Self::Unknown(why) => Error::OutcomeUnknown { subject, why: why.to_string() },
+            Self::BadAddress => Error::BadLocalAddress { subject },
+            &Self::Stopped { stop, stage, sent } => match stop {
+                Stop::Cancelled => Error::Cancelled { subject, sent },
+                Stop::TimedOut => Error::TimedOut { subject, stage, sent },
+                Stop::Unregistered => Error::Unregistered(subject),
+                Stop::Closed => Error::Closed,
+            },
+            Self::Protocol(peer_addr, source) => {
+                Error::Protocol { subject, peer_addr: *peer_addr, source: source.as_ref().clone() }
+            }
+            Self::Whole(error) => error.as_ref().clone(),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Requests, batches, slices: what has to be moved, and what became of it.
+
+mod batch;
+mod cause;
+mod table;
+
+pub(crate) use batch::{BatchInner, Held, Owner, Slice};
+pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
+pub(crate) use cause::{Cause, Stop};
+pub use table::{BatchId, BatchTable};
