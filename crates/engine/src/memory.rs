@@ -13,22 +13,36 @@ use std::sync::Arc;
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
+use crate::registry::Pin;
 use crate::transfer::Request;
 
 /// A piece of memory for the kernel to read or write: a number and a length, nothing is promised.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(C)]
 pub(crate) struct Span {
     pub(crate) addr: u64,
     pub(crate) len: usize,
 }
 
+// So that a slice of spans is a slice of iovecs to the kernel.
+const _: () = assert!(
+    size_of::<Span>() == size_of::<libc::iovec>()
+        && std::mem::offset_of!(Span, addr) == std::mem::offset_of!(libc::iovec, iov_base)
+        && std::mem::offset_of!(Span, len) == std::mem::offset_of!(libc::iovec, iov_len)
+);
+
 impl Span {
-    /// The span of bytes that the engine itself owns.
+    /// Bytes of the engine's own, for the kernel to read.
     pub(crate) fn of(bytes: &[u8]) -> Self {
-        Self { addr: bytes.as_ptr() as u64, len: bytes.len() }
+        Self { addr: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() }
     }
 
-    pub(crate) fn as_iovec(self) -> libc::iovec {
+    /// Bytes of the engine's own, for the kernel to write.
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> Self {
+        Self { addr: bytes.as_mut_ptr().expose_provenance() as u64, len: bytes.len() }
+    }
+
+    fn as_iovec(self) -> libc::iovec {
         libc::iovec { iov_base: ptr_to(self.addr).cast(), iov_len: self.len }
     }
 }
@@ -47,16 +61,14 @@ pub(crate) enum CopyMode {
     Kernel,
 }
 
-/// Copies `bytes` to `addr`.
-///
-/// # Safety
-/// `addr..addr + bytes.len()` is registered memory that a live [`crate::registry::Pin`] covers: its
-/// owner keeps it mapped and writable until `unregister` has returned, which waits for the pin.
-pub(crate) unsafe fn copy_in(addr: u64, bytes: &[u8], mode: CopyMode) -> io::Result<()> {
+/// Copies `bytes` to `addr`, which lies in the pinned buffer.
+pub(crate) fn copy_in(pin: &Pin, addr: u64, bytes: &[u8], mode: CopyMode) -> io::Result<()> {
+    assert!(pin.contains(addr, bytes.len() as u64), "the range was looked up before");
     match mode {
         CopyMode::Direct => {
-            // SAFETY: the caller's pin keeps the destination mapped until this returns; `bytes` is ours,
-            // and the engine's own buffers are not registered memory, so the two do not overlap.
+            // SAFETY: `Engine::register`'s caller promised that the buffer is mapped and writable until
+            // `unregister` has returned, which waits for `pin`. `bytes` is the engine's own memory, which
+            // is never registered, so the two do not overlap.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr_to(addr), bytes.len()) };
             Ok(())
         }
@@ -82,7 +94,7 @@ pub(crate) unsafe fn copy_within(from: u64, to: u64, len: u64, both_registered: 
         // Back to front if the destination is behind the source, so that overlap does no harm.
         let at = if to > from { pieces - 1 - i } else { i } * BOUNCE as u64;
         let piece = &mut bounce[..(len - at).min(BOUNCE as u64) as usize];
-        kernel_copy(Span { addr: from + at, len: piece.len() }, Span::of(piece))?;
+        kernel_copy(Span { addr: from + at, len: piece.len() }, Span::of_mut(piece))?;
         kernel_copy(Span::of(piece), Span { addr: to + at, len: piece.len() })?;
     }
     Ok(())
@@ -256,9 +268,11 @@ mod tests {
     #[test]
     fn both_copy_modes_copy() {
         let buffer = HostBuffer::zeroed(64).unwrap();
+        let registry = crate::registry::Registry::new();
+        registry.register(&[(buffer.addr(), 64)], &Default::default(), Some(&buffer)).unwrap();
+        let pin = registry.find(Op::Write, buffer.addr(), 64).unwrap();
         for mode in [CopyMode::Direct, CopyMode::Kernel] {
-            // SAFETY: inside `buffer`, which nobody unmaps.
-            unsafe { copy_in(buffer.addr() + 3, b"abc", mode) }.unwrap();
+            copy_in(&pin, buffer.addr() + 3, b"abc", mode).unwrap();
             assert_eq!(buffer.read(2, 5), b"\0abc\0");
             buffer.write(0, &[0; 64]);
         }
