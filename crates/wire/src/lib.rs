@@ -24,11 +24,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod control;
 mod error;
 mod header;
 mod inbound;
 mod outbound;
 
+pub use control::{
+    CONTROL_PREFIX_LEN, DEFAULT_ACCEPT_LIMIT, DEFAULT_SEND_LIMIT, Frame, FrameKind, FrameReader,
+    MessageType, encode_frame,
+};
 pub use error::WireError;
 pub use header::{HEADER_LEN, Header, Op, STATUS_LEN, Status, Version};
 pub use inbound::{Inbound, RequestReader};
