@@ -28,6 +28,8 @@ mod control;
 mod error;
 mod header;
 mod inbound;
+mod json;
+mod messages;
 mod outbound;
 
 pub use control::{
@@ -37,4 +39,8 @@ pub use control::{
 pub use error::WireError;
 pub use header::{HEADER_LEN, Header, Op, STATUS_LEN, Status, Version};
 pub use inbound::{Inbound, RequestReader};
+pub use messages::{
+    Notification, check_connection_request, connection_reply, is_notify_success, is_probe_success,
+    notify_reply, probe_reply, probe_request,
+};
 pub use outbound::{Expected, ReplyEvent, ReplyReader, ReplyWant};
