@@ -2,7 +2,8 @@
 //!
 //! The protocol is the one of Mooncake's TransferEngine over TCP. Two kinds of stream are laid out
 //! and read here: the data plane, which moves payloads ([`Header`], [`RequestReader`] at the
-//! target, [`ReplyReader`] at the initiator), and the control port, which exchanges JSON.
+//! target, [`ReplyReader`] at the initiator), and the control port, which exchanges JSON
+//! ([`FrameReader`], [`SegmentDescriptor`], [`Notification`]).
 //!
 //! The crate does no IO and reads no clock. It never holds a payload: readers say where the next
 //! bytes belong, and whoever owns the socket puts them there. A stream may be cut anywhere without
@@ -25,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod control;
+mod descriptor;
 mod error;
 mod header;
 mod inbound;
@@ -36,6 +38,7 @@ pub use control::{
     CONTROL_PREFIX_LEN, DEFAULT_ACCEPT_LIMIT, DEFAULT_SEND_LIMIT, Frame, FrameKind, FrameReader,
     MessageType, encode_frame,
 };
+pub use descriptor::{BufferDescriptor, Encoded, FerryKey, SegmentDescriptor};
 pub use error::WireError;
 pub use header::{HEADER_LEN, Header, Op, STATUS_LEN, Status, Version};
 pub use inbound::{Inbound, RequestReader};
