@@ -1,0 +1,5 @@
+//! What peers were seen to send, and streams cut everywhere.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers of tests included")]
+
+mod descriptor;
+mod golden;
