@@ -3,3 +3,4 @@
 
 mod descriptor;
 mod golden;
+mod properties;
