@@ -7,8 +7,8 @@
 //!
 //! The crate does no IO and reads no clock. It never holds a payload: readers say where the next
 //! bytes belong, and whoever owns the socket puts them there. A stream may be cut anywhere without
-//! a difference in what is read from it. Nothing that a peer sends makes it panic, or allocate
-//! more than what was sent.
+//! a difference in what is read from it. Nothing that a peer sends makes it panic, or allocate out
+//! of proportion to what was sent.
 //!
 //! ```
 //! use tensorferry_wire::{Header, Inbound, Op, RequestReader, Version};
