@@ -17,7 +17,7 @@ class Ends:
     version: int
 
     def __str__(self) -> str:
-        return f"{self.initiator}-to-{self.target}-v{self.version}"
+        return f"{self.initiator}-to-{self.target}-v{self.wire}"
 
     @property
     def wire(self) -> int:

@@ -231,9 +231,9 @@ def transfer_plan(state, op, target, buffer, remote, seed, count, longest, way="
     return {"value": call(target, locals_, remotes, lengths), "error": last_error(state)}
 
 
-def poll(state, id, deadline, engine="main"):
+def poll(state, id, seconds=10, engine="main"):
     """Polls an id until it has a final state; returns it and how often it was asked."""
-    end, asked, pause = time.monotonic() + deadline, 0, threading.Event()
+    end, asked, pause = time.monotonic() + seconds, 0, threading.Event()
     while time.monotonic() < end:
         asked += 1
         status = state.engines[engine].transfer_check_status(id)
