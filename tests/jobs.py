@@ -281,3 +281,12 @@ def count_during(state, thread_seconds, method, args, engine="main"):
     stop.set()
     counting.join()
     return {"alone": alone, "during": during, "seconds": seconds, "value": value}
+
+
+def strange_bytes(state, buffer, seeds):
+    """How many bytes are in none of these patterns, each at its place."""
+    view = state.view(buffer)
+    strange = np.ones(len(view), dtype=bool)
+    for seed in seeds:
+        strange &= view != pattern.pattern(seed, 0, len(view))
+    return int(strange.sum())
