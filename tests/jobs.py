@@ -290,3 +290,11 @@ def strange_bytes(state, buffer, seeds):
     for seed in seeds:
         strange &= view != pattern.pattern(seed, 0, len(view))
     return int(strange.sum())
+
+
+def repeat_batch(state, op, target, local, remote, length, count, engine="main"):
+    """One batch of the same range over and over."""
+    call = getattr(state.engines[engine], f"batch_transfer_sync_{op}")
+    value = call(target, [local] * count, [remote] * count, [length] * count)
+    ask = getattr(state.module.TransferEngine, "last_error", lambda: None)
+    return {"value": value, "error": ask()}
