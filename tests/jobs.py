@@ -298,3 +298,18 @@ def repeat_batch(state, op, target, local, remote, length, count, engine="main")
     value = call(target, [local] * count, [remote] * count, [length] * count)
     ask = getattr(state.module.TransferEngine, "last_error", lambda: None)
     return {"value": value, "error": ask()}
+
+
+def hole(state, size):
+    """An address range of which the first byte is mapped by nobody, behind mapped memory."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    start = libc.mmap(None, size + 4096, 3, 0x22, -1, 0)
+    libc.munmap(start + 4096, size)
+    # Nobody else may move in, as an allocator would: reserved, with no access.
+    libc.mmap(start + 4096, size, 0, 0x22 | 0x10, -1, 0)
+    return start + 4096

@@ -39,6 +39,18 @@ def receive(sock: socket.socket, length: int) -> bytes:
     return bytes(got)
 
 
+def ended(sock: socket.socket) -> bool:
+    """Waits for the end of the stream, by close or reset; what was unread before it is dropped."""
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 class DataClient:
     """A connection to a data port."""
 
@@ -61,15 +73,7 @@ class DataClient:
         return receive(self.sock, length)
 
     def ended(self) -> bool:
-        """Waits for the end of the stream; what was unread before it is dropped."""
-        try:
-            while self.sock.recv(1 << 16):
-                pass
-        except TimeoutError:
-            return False
-        except OSError:
-            pass
-        return True
+        return ended(self.sock)
 
     def __enter__(self) -> DataClient:
         return self
