@@ -313,3 +313,68 @@ def hole(state, size):
     # Nobody else may move in, as an allocator would: reserved, with no access.
     libc.mmap(start + 4096, size, 0, 0x22 | 0x10, -1, 0)
     return start + 4096
+
+
+# The drop-in
+
+
+def surface(state):
+    """The names of the module and of the engine class, with documentation and signatures of its methods."""
+    import inspect
+
+    cls = state.module.TransferEngine
+    methods = {}
+    signatures = {}
+    for name in dir(cls):
+        if name.startswith("_") or not callable(getattr(cls, name)) or isinstance(getattr(cls, name), type):
+            continue
+        method = getattr(cls, name)
+        methods[name] = (method.__doc__ or "").split("\n")[0]
+        try:
+            parameters = list(inspect.signature(method).parameters.values())
+        except (TypeError, ValueError):
+            continue
+        shown = [[p.name, None if p.default is p.empty else repr(p.default), p.kind.name] for p in parameters]
+        signatures[name] = shown[1:] if shown and shown[0][0] in ("self", "$self") else shown
+    names = [n for n in dir(state.module) if not n.startswith("_")]
+    values = {n: getattr(state.module, n) for n in names if n.startswith("SUPPORT_")}
+    return {"module": names, "methods": methods, "signatures": signatures, "values": values}
+
+
+def small_classes(state):
+    m = state.module
+    opcode, notify = m.TransferOpcode, m.TransferNotify
+    written = notify()
+    written.name, written.msg = "x", "y"
+    return {
+        "ints": [int(opcode.Read), int(opcode.Write)],
+        "exported": m.Read == opcode.Read and m.Write == opcode.Write,
+        "nested": m.TransferEngine.TransferOpcode is opcode,
+        "equal": opcode.Read == opcode.Read and opcode.Read != opcode.Write,
+        "names": [opcode.Read.name, opcode.Write.name],
+        "empty": [notify().name, notify().msg],
+        "filled": [notify("n", "m").name, notify("n", "m").msg],
+        "by-name": [notify(name="n", msg="m").name, notify(name="n", msg="m").msg],
+        "written": [written.name, written.msg],
+        "hashable": len({opcode.Read, opcode.Write, opcode.Read}) == 2,
+    }
+
+
+def rest(state, seconds):
+    threading.Event().wait(seconds)
+
+
+def come_and_go(state, times):
+    """Makes two engines, moves a few bytes between them, and drops both; again and again."""
+    import gc
+
+    area = np.zeros(8192, dtype=np.uint8)
+    at = area.ctypes.data
+    for _ in range(times):
+        a, b = state.module.TransferEngine(), state.module.TransferEngine()
+        for engine in (a, b):
+            assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+        assert b.register_memory(at, 8192) == 0
+        assert a.transfer_sync_write(f"127.0.0.1:{b.get_rpc_port()}", at, at + 4096, 4096) == 0
+        del a, b
+        gc.collect()
