@@ -4,7 +4,7 @@
 //! `bytes`. Everything else, and every number out of range, is a `TypeError`, as with existing engines.
 
 use pyo3::Borrowed;
-use pyo3::buffer::{ElementType, PyUntypedBuffer};
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
@@ -145,25 +145,27 @@ fn item(at: usize, object: Bound<'_, PyAny>) -> PyResult<u64> {
 fn array(object: Borrowed<'_, '_, PyAny>) -> PyResult<Option<Vec<u64>>> {
     let py = object.py();
     let Ok(buffer) = PyUntypedBuffer::get(&object.to_owned()) else { return Ok(None) };
-    if buffer.dimensions() != 1 {
+    // The binding takes bytes of the other order for its own; those are read one by one.
+    let foreign = buffer.format().to_bytes().starts_with(OTHER_ORDER);
+    if buffer.dimensions() != 1 || foreign {
         return Ok(None);
     }
-    match ElementType::from_format(buffer.format()) {
-        ElementType::UnsignedInteger { bytes: 8 } => buffer.as_typed::<u64>()?.to_vec(py).map(Some),
-        ElementType::SignedInteger { bytes: 8 } => {
-            let numbers = buffer.as_typed::<i64>()?.to_vec(py)?;
-            let not_negative = |(at, n): (usize, i64)| {
-                u64::try_from(n).map_err(|_| {
-                    PyTypeError::new_err(format!(
-                        "item {at}: expected an integer from 0 to 2**64 - 1, not {n}"
-                    ))
-                })
-            };
-            numbers.into_iter().enumerate().map(not_negative).collect::<PyResult<_>>().map(Some)
-        }
-        _ => Ok(None),
+    if let Ok(buffer) = buffer.as_typed::<u64>() {
+        return buffer.to_vec(py).map(Some);
     }
+    let Ok(buffer) = buffer.as_typed::<i64>() else { return Ok(None) };
+    let not_negative = |(at, n): (usize, i64)| {
+        u64::try_from(n).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "item {at}: expected an integer from 0 to 2**64 - 1, not {n}"
+            ))
+        })
+    };
+    buffer.to_vec(py)?.into_iter().enumerate().map(not_negative).collect::<PyResult<_>>().map(Some)
 }
+
+/// How the format of a buffer starts whose integers have their bytes in the other order.
+const OTHER_ORDER: &[u8] = if cfg!(target_endian = "little") { b">" } else { b"<" };
 
 /// Text is a sequence, too, but nobody means it as one.
 fn is_text(object: Borrowed<'_, '_, PyAny>) -> bool {
