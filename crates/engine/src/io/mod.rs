@@ -10,5 +10,5 @@ mod wait;
 
 pub(crate) use pool::Pool;
 pub(crate) use socket::{Listener, Socket};
-pub(crate) use thread::{Command, IoThread, Mailbox};
+pub(crate) use thread::{Command, IoThread, Mailbox, prepare};
 pub(crate) use wait::{Patience, WaitError};

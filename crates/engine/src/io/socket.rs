@@ -71,6 +71,17 @@ impl Socket {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Receives into bytes of the engine's own.
+    pub(crate) fn receive_bytes(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: `bytes` is ours alone during the call.
+        unsafe { self.receive(&[Span::of_mut(bytes)]) }
+    }
+
+    /// Has the peer see a reset instead of an orderly end when the socket is closed.
+    pub(crate) fn reset_on_close(&self) {
+        let _ = self.inner.set_linger(Some(std::time::Duration::ZERO));
+    }
+
     /// Says that nothing more will be sent.
     pub(crate) fn half_close(&self) {
         // It fails only if the connection is gone already, which the next receive tells.
