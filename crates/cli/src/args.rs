@@ -31,20 +31,22 @@ pub(crate) enum Command {
     /// outside of the measured time.
     Demo(DemoArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
-    #[command(hide = true)]
+    #[command(name = "__target", hide = true)]
     DemoTarget(DemoTargetArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// How long it may take in all, the checks included
-    #[arg(long, value_name = "N", default_value = "10")]
+    #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true)]
     pub(crate) seconds: Seconds,
     /// Block sizes, such as 4KiB,1MiB; each is combined with each of --batches
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    ///
+    /// Without --sizes and --batches: 4KiB x 1, 4KiB x 128, 64KiB x 64, 1MiB x 16, 64MiB x 1.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) sizes: Vec<Size>,
     /// Batch sizes in requests, such as 1,128; each is combined with each of --sizes
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) batches: Vec<Count>,
     /// The address or name that both processes use
     #[arg(long, default_value = "127.0.0.1")]

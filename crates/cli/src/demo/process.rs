@@ -40,7 +40,7 @@ impl Target {
         )?;
         let mut child = Command::new(program)
             .args(args)
-            .args(["demo-target", "--host", host, "--bytes", &bytes.to_string()])
+            .args(["__target", "--host", host, "--bytes", &bytes.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // A Ctrl-C is for the initiator alone, which then ends the target in good order.
