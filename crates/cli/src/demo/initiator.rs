@@ -96,18 +96,18 @@ impl<'a> Initiator<'a> {
     ) -> Result<Measured> {
         let until = Instant::now() + share;
         let mut measured = Measured::new(row)?;
-        let mut requests = self.requests(row)?;
-        self.round(&mut measured, &requests, Limits { batches: row.warm_up_batches(), until })?;
+        let requests = self.requests(row)?;
+        let mut batches = row.warm_up_batches();
+        let mut round = self.round(&mut measured, &requests, Limits { batches, until })?;
         measured.forget_times();
         while measured.mismatch.is_none() && !self.interrupt.is_set() {
-            let limits = Limits { batches: row.round_batches(), until };
-            self.round(&mut measured, &requests, limits)?;
+            batches = next_round(batches, round, until).min(row.round_batches());
+            round = self.round(&mut measured, &requests, Limits { batches, until })?;
             tick();
             if Instant::now() >= until {
                 break;
             }
         }
-        requests.clear();
         Ok(measured)
     }
 
@@ -134,13 +134,15 @@ impl<'a> Initiator<'a> {
             .collect()
     }
 
-    /// Fills both memories, moves batches with the clock running, and compares what they moved.
+    /// Fills both memories, moves batches with the clock running, compares what they moved, and says
+    /// how long all of that took.
     fn round(
         &mut self,
         measured: &mut Measured,
         requests: &[OwnedRequest],
         limits: Limits,
-    ) -> Result<()> {
+    ) -> Result<Duration> {
+        let began = Instant::now();
         let row = measured.row;
         self.rounds += 1;
         let pattern = Pattern::of_round(self.run, self.rounds);
@@ -162,7 +164,7 @@ impl<'a> Initiator<'a> {
         };
         measured.checked_bytes += len as u64;
         measured.mismatch = measured.mismatch.or(mismatch);
-        Ok(())
+        Ok(began.elapsed())
     }
 
     /// Moves batch after batch and says how many.
@@ -210,6 +212,16 @@ impl<'a> Initiator<'a> {
             }
         }
     }
+}
+
+/// How many batches the next round may have if it is to end at `until`, after one of `batches` took
+/// `took`: filling and comparing the memory of a round that is cut short would be time lost.
+fn next_round(batches: usize, took: Duration, until: Instant) -> usize {
+    /// The first rounds are slower than what follows, so little can be concluded from them.
+    const GROWTH: usize = 8;
+    let left = until.saturating_duration_since(Instant::now()).as_secs_f64();
+    let fit = batches as f64 * left / took.as_secs_f64().max(1e-9);
+    (fit as usize).clamp(1, batches.saturating_mul(GROWTH))
 }
 
 impl Measured {

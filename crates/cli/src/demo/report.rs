@@ -92,7 +92,11 @@ impl Report {
             None => "not measured".to_owned(),
             Some(mismatch) => format!("WRONG BYTES: {mismatch}"),
         };
-        let said = format!("{}: {:.3} GB/s, {verdict}", measured.row, line.gigabytes_per_second);
+        let said = format!(
+            "{}: {} GB/s, {verdict}",
+            measured.row,
+            three_digits(line.gigabytes_per_second)
+        );
         self.rows.push(line);
         said
     }
@@ -123,7 +127,7 @@ impl Report {
         let unknown = || "unknown processor".to_owned();
         format!(
             "tensorferry {} on {}, {} cores, {} {}\n\
-             two processes on {}, host memory over TCP, {} lanes, {} IO threads per process\n\n\
+             two processes on {}, host memory over TCP; each: lanes per peer {}, IO threads {}\n\n\
              {}\n\n\
              GB: 10^9 bytes. p50 and p99: of one batch, submit to completion. CPU s/GB: user and system time\n\
              of both processes. Filling and checking the memory is outside of all of these.\n\
@@ -163,11 +167,14 @@ impl Report {
 
     fn verdict(&self) -> String {
         let bytes: u64 = self.rows.iter().map(|row| row.verified_bytes).sum();
-        let moved = bytes as f64 / 1e9;
+        let (moved, unit) = match bytes as f64 {
+            many if many >= 1e9 => (many / 1e9, "GB"),
+            few => (few / 1e6, "MB"),
+        };
         let seconds = self.wall_seconds;
         if self.verified {
             return format!(
-                "All {moved:.2} GB that were moved in {seconds:.1} s are verified, byte by byte."
+                "All {moved:.2} {unit} that were moved in {seconds:.1} s are verified, byte by byte."
             );
         }
         let wrong = self.rows.iter().filter_map(|row| row.mismatch);
@@ -214,12 +221,38 @@ impl Line {
             self.operation.to_owned(),
             size_text(self.block_bytes),
             self.batch_requests.to_string(),
-            format!("{:.3}", self.gigabytes_per_second),
+            three_digits(self.gigabytes_per_second),
             format!("{:.0}", self.requests_per_second),
             format!("{:.1}", self.batch_p50_microseconds),
             format!("{:.1}", self.batch_p99_microseconds),
-            format!("{:.2}", self.cpu_seconds_per_gigabyte),
+            three_digits(self.cpu_seconds_per_gigabyte),
             if self.verified { "yes" } else { "NO" }.to_owned(),
         ]
+    }
+}
+
+/// Three digits that mean something, and no exponent.
+fn three_digits(value: f64) -> String {
+    let whole = if value > 0.0 { value.log10().floor() as i32 + 1 } else { 1 };
+    let decimals = (3 - whole).clamp(0, 9) as usize;
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_shown_of_any_number() {
+        for (value, shown) in [
+            (0.0, "0.00"),
+            (0.000_012_345, "0.0000123"),
+            (0.5, "0.500"),
+            (1.234_5, "1.23"),
+            (12.34, "12.3"),
+            (1234.5, "1234"),
+        ] {
+            assert_eq!(three_digits(value), shown);
+        }
     }
 }

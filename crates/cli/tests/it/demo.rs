@@ -49,9 +49,11 @@ fn odd_sizes_are_moved_and_shown_in_a_table() {
     let output = run(&["demo", "--seconds", "0.5", "--sizes", "1,4095,65537", "--batches", "1,7"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
-    let rows: Vec<&str> = text.lines().filter(|line| line.ends_with("| yes      |")).collect();
+    let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rows: Vec<String> =
+        text.lines().map(squeezed).filter(|row| row.ends_with("| yes |")).collect();
     assert_eq!(rows.len(), 12, "{text}");
-    assert!(text.contains("| write     |   4095 B |     7 |"), "{text}");
+    assert!(rows.iter().any(|row| row.starts_with("| write | 4095 B | 7 |")), "{text}");
     assert!(text.contains("are verified, byte by byte."), "{text}");
 }
 
