@@ -225,7 +225,7 @@ fn next_round(batches: usize, took: Duration, until: Instant) -> usize {
 }
 
 impl Measured {
-    fn new(row: Row) -> Result<Self> {
+    pub(super) fn new(row: Row) -> Result<Self> {
         Ok(Self {
             row,
             batches: 0,

@@ -176,3 +176,43 @@ fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
 fn unexpected(answer: &Answer) -> anyhow::Error {
     anyhow!("the target answered another order than was given: {answer:?}; is it the same version?")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(rerun: &[&str]) -> String {
+        let rerun: Vec<OsString> = rerun.iter().map(OsString::from).collect();
+        match Target::start(&rerun, "127.0.0.1", 4096) {
+            Ok(_) => panic!("{rerun:?} is no target"),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_target_is_an_error_that_says_why() {
+        let text = failure(&[]);
+        assert!(text.contains("the path of this program cannot be found out"), "{text}");
+        let text = failure(&["/no/such/program"]);
+        assert!(
+            text.starts_with("the target process (/no/such/program) did not start: "),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", "exit 3"]);
+        assert!(
+            text.starts_with("the target process ended before its time (exit status: 3)"),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", "kill -s KILL $$"]);
+        assert!(text.starts_with("the target process ended before its time (signal: 9"), "{text}");
+        let text = failure(&["sh", "-c", "echo hello; cat"]);
+        assert!(text.starts_with("the target said \"hello\", which is no answer"), "{text}");
+        let text = failure(&["sh", "-c", r#"echo '{"answer":"filled"}'; cat"#]);
+        assert!(
+            text.starts_with("the target answered another order than was given: Filled"),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", r#"echo '{"answer":"refused","why":"no"}'; cat"#]);
+        assert_eq!(text, "the target refused an order: no");
+    }
+}

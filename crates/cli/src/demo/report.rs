@@ -240,7 +240,68 @@ fn three_digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Row;
     use super::*;
+    use tensorferry::Op;
+
+    fn report() -> Report {
+        let rows = vec![Row { op: Op::Write, block: 4096, batch: 2 }];
+        let budget = Duration::from_secs(1);
+        let plan = Plan { rows, budget, host: "127.0.0.1".into(), format: Format::Json };
+        Report::new(&plan, &Config::default())
+    }
+
+    fn measured(batches: u64, mismatch: Option<Mismatch>) -> Measured {
+        let row = Row { op: Op::Write, block: 4096, batch: 2 };
+        let elapsed = Duration::from_millis(4);
+        let mut measured = Measured { batches, elapsed, mismatch, ..Measured::new(row).unwrap() };
+        measured.latency.saturating_record(2_000_000);
+        measured.initiator_cpu = Duration::from_millis(3);
+        measured.target_cpu = Duration::from_millis(5);
+        measured.checked_bytes = batches * row.batch_bytes();
+        measured
+    }
+
+    #[test]
+    fn units_are_what_the_names_say() {
+        let line = Line::of(&measured(1000, None));
+        assert_eq!((line.measured_bytes, line.verified_bytes), (8_192_000, 8_192_000));
+        assert_eq!(line.gigabytes_per_second, 0.008_192 / 0.004);
+        assert_eq!(line.requests_per_second, 500_000.0);
+        assert!((line.batch_p50_microseconds - 2000.0).abs() < 2.0);
+        assert_eq!(line.cpu_seconds_per_gigabyte, 0.008 / 0.008_192);
+    }
+
+    #[test]
+    fn only_a_whole_run_without_a_wrong_byte_is_verified() {
+        let wrong = Mismatch {
+            wrong_bytes: 1,
+            checked_bytes: 8192,
+            first_offset_bytes: 4,
+            expected: 1,
+            found: 0,
+        };
+        let verdict = |rows: &[Measured], planned: usize, error: Option<&str>| {
+            let mut report = report();
+            let said: Vec<String> = rows.iter().map(|row| report.add(row)).collect();
+            report.error = error.map(str::to_owned);
+            report.close(planned, Duration::from_secs(1), None);
+            (report.verified, said.concat(), report.verdict())
+        };
+        let (verified, said, text) = verdict(&[measured(1, None)], 1, None);
+        assert!(verified && said.ends_with("every byte verified"), "{said}");
+        assert_eq!(text, "All 0.01 MB that were moved in 1.0 s are verified, byte by byte.");
+
+        let (verified, said, text) = verdict(&[measured(1, Some(wrong))], 1, None);
+        let mismatch =
+            "1 of 8192 bytes are wrong; the first one, at offset 4, is 0x00 instead of 0x01";
+        assert!(!verified && said.ends_with(&format!("WRONG BYTES: {mismatch}")), "{said}");
+        assert_eq!(text, format!("NOT verified: {mismatch}"));
+
+        assert!(!verdict(&[measured(1, None)], 2, None).0, "a row is missing");
+        assert!(!verdict(&[measured(0, None)], 1, None).0, "nothing was measured");
+        assert!(!verdict(&[measured(1, None)], 1, Some("the target is gone")).0);
+    }
 
     #[test]
     fn three_digits_are_shown_of_any_number() {
