@@ -173,7 +173,10 @@ impl Config {
                     host(v).map(|host| self.advertise = Some(host)),
                 )?,
                 "PORTS" => {
-                    set("a port range such as 15000-17000", v.parse().ok().map(|p| self.ports = p))?;
+                    set(
+                        "a port range such as 15000-17000",
+                        v.parse().ok().map(|p| self.ports = p),
+                    )?;
                 }
                 "LANES_PER_PEER" => {
                     set("a count from 1 to 64", count(v, 1..=64).map(|n| self.lanes_per_peer = n))?;
@@ -193,10 +196,9 @@ impl Config {
                     "a size of at least 64KiB, such as 16MiB",
                     bytes(v).filter(|n| *n >= 64 << 10).map(|n| self.queue_bytes = n),
                 )?,
-                "LANE_IDLE_PROBE" => set(
-                    "a time such as 500ms",
-                    duration(v).map(|t| self.lane_idle_probe = t),
-                )?,
+                "LANE_IDLE_PROBE" => {
+                    set("a time such as 500ms", duration(v).map(|t| self.lane_idle_probe = t))?
+                }
                 "SAFE_COPY" => set("0 or 1", flag(v).map(|on| self.safe_copy = on))?,
                 "LOG" => set(
                     "one of error, warning, info, debug, trace",
@@ -214,65 +216,63 @@ impl Config {
         let mut ignored = Vec::new();
         for (name, value) in vars.iter().filter(|(name, _)| name.starts_with("MC_")) {
             let v = value.trim();
-            let done = match name.as_str() {
-                // Looked at together, below.
-                "MC_MIN_RPC_PORT" | "MC_MAX_RPC_PORT" | "MC_MIN_PRC_PORT" | "MC_MAX_PRC_PORT" => {
-                    Some(())
-                }
-                "MC_TCP_LANES_PER_PEER" => count(v, 1..=16).map(|n| self.lanes_per_peer = n),
-                "MC_TCP_MAX_CONNECTIONS_PER_PEER" => {
-                    if vars.contains_key("MC_TCP_LANES_PER_PEER") {
+            let done =
+                match name.as_str() {
+                    // Looked at together, below.
+                    "MC_MIN_RPC_PORT" | "MC_MAX_RPC_PORT" | "MC_MIN_PRC_PORT"
+                    | "MC_MAX_PRC_PORT" => Some(()),
+                    "MC_TCP_LANES_PER_PEER" => count(v, 1..=16).map(|n| self.lanes_per_peer = n),
+                    "MC_TCP_MAX_CONNECTIONS_PER_PEER" => {
+                        if vars.contains_key("MC_TCP_LANES_PER_PEER") {
+                            Some(())
+                        } else {
+                            count(v, 1..=16).map(|n| self.lanes_per_peer = n)
+                        }
+                    }
+                    "MC_TRANSFER_TIMEOUT" => leading_integer(v).map(|n| {
+                        let secs = n.max(MC_SHORTEST_TIMEOUT_SECS).unsigned_abs();
+                        self.transfer_timeout = Duration::from_secs(secs);
+                    }),
+                    "MC_HANDSHAKE_CONNECT_TIMEOUT" => count(v, 1..=3599)
+                        .map(|n| self.connect_timeout = Duration::from_secs(n as u64)),
+                    "MC_HANDSHAKE_MAX_LENGTH" => count(v, MIB..=128 * MIB)
+                        .map(|n| self.control_accept_limit = (n as u64).max(DEFAULT_ACCEPT_LIMIT)),
+                    "MC_HANDSHAKE_PORT" => {
+                        v.parse().ok().filter(|p| *p != 0).map(|p| self.control_port = p)
+                    }
+                    "MC_HANDSHAKE_LISTEN_BACKLOG" => {
+                        count(v, 1..=i32::MAX as usize).map(|n| self.listen_backlog = n as u32)
+                    }
+                    "MC_TCP_STATUS_TIMEOUT_SEC" | "MC_TCP_PROGRESS_TIMEOUT_SEC" => {
+                        count(v, 1..=86_400 * 365).map(|n| {
+                            let t = Duration::from_secs(n as u64);
+                            self.progress_timeout =
+                                Some(self.progress_timeout.map_or(t, |before| before.min(t)));
+                        })
+                    }
+                    "MC_TCP_PROTO" => {
+                        if v == "1" {
+                            self.newest_version = Version::V1;
+                        }
                         Some(())
-                    } else {
-                        count(v, 1..=16).map(|n| self.lanes_per_peer = n)
                     }
-                }
-                "MC_TRANSFER_TIMEOUT" => leading_integer(v).map(|n| {
-                    let secs = n.max(MC_SHORTEST_TIMEOUT_SECS).unsigned_abs();
-                    self.transfer_timeout = Duration::from_secs(secs);
-                }),
-                "MC_HANDSHAKE_CONNECT_TIMEOUT" => count(v, 1..=3599)
-                    .map(|n| self.connect_timeout = Duration::from_secs(n as u64)),
-                "MC_HANDSHAKE_MAX_LENGTH" => count(v, MIB..=128 * MIB)
-                    .map(|n| self.control_accept_limit = (n as u64).max(DEFAULT_ACCEPT_LIMIT)),
-                "MC_HANDSHAKE_PORT" => {
-                    v.parse().ok().filter(|p| *p != 0).map(|p| self.control_port = p)
-                }
-                "MC_HANDSHAKE_LISTEN_BACKLOG" => {
-                    count(v, 1..=i32::MAX as usize).map(|n| self.listen_backlog = n as u32)
-                }
-                "MC_TCP_STATUS_TIMEOUT_SEC" | "MC_TCP_PROGRESS_TIMEOUT_SEC" => {
-                    count(v, 1..=86_400 * 365).map(|n| {
-                        let t = Duration::from_secs(n as u64);
-                        self.progress_timeout =
-                            Some(self.progress_timeout.map_or(t, |before| before.min(t)));
-                    })
-                }
-                "MC_TCP_PROTO" => {
-                    if v == "1" {
-                        self.newest_version = Version::V1;
+                    "MC_LOG_LEVEL" => level(v).map(|level| self.log = level),
+                    // TCP is all there is, so forcing it is honoured as it stands. The address is
+                    // advertised in store modes only, and the cluster id names keys in a store.
+                    "MC_FORCE_TCP" | "MC_TCP_BIND_ADDRESS" | "MC_METADATA_CLUSTER_ID" => Some(()),
+                    _ => {
+                        ignored.push(name.as_str());
+                        Some(())
                     }
-                    Some(())
-                }
-                "MC_LOG_LEVEL" => level(v).map(|level| self.log = level),
-                // TCP is all there is, so forcing it is honoured as it stands. The address is
-                // advertised in store modes only, and the cluster id names keys in a store.
-                "MC_FORCE_TCP" | "MC_TCP_BIND_ADDRESS" | "MC_METADATA_CLUSTER_ID" => Some(()),
-                _ => {
-                    ignored.push(name.as_str());
-                    Some(())
-                }
-            };
+                };
             if done.is_none() {
                 self.warn(name, value);
             }
         }
         self.apply_peer_ports(vars);
         if !ignored.is_empty() {
-            self.notices.push(Notice::Debug(format!(
-                "accepted without effect: {}",
-                ignored.join(", ")
-            )));
+            self.notices
+                .push(Notice::Debug(format!("accepted without effect: {}", ignored.join(", "))));
         }
     }
 
@@ -306,8 +306,9 @@ impl Config {
     }
 
     fn warn(&mut self, name: &str, value: &str) {
-        self.notices
-            .push(Notice::Warning(format!("{name}={value} is not understood: the default is used")));
+        self.notices.push(Notice::Warning(format!(
+            "{name}={value} is not understood: the default is used"
+        )));
     }
 }
 

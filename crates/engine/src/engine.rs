@@ -1,25 +1,64 @@
 //! What users hold: [`Engine`] and [`Segment`].
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-use crate::config::Config;
-use crate::error::Result;
+use tensorferry_metadata::SegmentName;
+use tensorferry_wire::{DEFAULT_SEND_LIMIT, Notification};
+
+use crate::bind::bind;
+use crate::config::{Config, Notice};
+use crate::control;
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::io::{Command, IoThread, prepare};
+use crate::local::Local;
 use crate::memory::{HostBuffer, OwnedRequest};
 use crate::metrics::Stats;
-use crate::registry::{BufferInfo, RegisterOptions};
-use crate::transfer::{Batch, BatchTable, Request, SubmitOptions};
-use tensorferry_wire::Notification;
+use crate::peer::Peer;
+use crate::registry::{BufferInfo, RegisterOptions, Registry, Seen};
+use crate::transfer::{
+    Batch, BatchInner, BatchTable, Held, OnFull, Owner, Request, Stop, SubmitOptions,
+};
 
 /// A transfer engine: registered memory that peers can reach, and a way to reach theirs.
 ///
-/// Clones are the same engine. It is closed when the last clone, segment and running batch are
-/// gone, or by [`Engine::close`].
-#[derive(Clone, Debug)]
-pub struct Engine {}
+/// Clones are the same engine. It is closed when the last clone and the last segment are gone, or by
+/// [`Engine::close`].
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
 
 /// The memory of one peer, by name.
-#[derive(Clone, Debug)]
-pub struct Segment {}
+#[derive(Clone)]
+pub struct Segment {
+    engine: Engine,
+    name: Arc<str>,
+    target: Target,
+}
+
+#[derive(Clone)]
+enum Target {
+    /// The engine itself.
+    Local(Arc<Local>),
+    Peer(Arc<Peer>),
+}
+
+struct Inner {
+    core: Arc<Core>,
+    local: Arc<Local>,
+    peers: RwLock<HashMap<Box<str>, Arc<Peer>>>,
+    threads: Mutex<Vec<IoThread>>,
+    batches: BatchTable,
+}
+
+/// The longest request: more than any machine's memory, and few enough slices to count.
+const MAX_LEN: u64 = 1 << 48;
+/// How long closing waits for exchanges with control ports to notice.
+const POOL_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Starts an engine that peers reach at `host` (a name or an address, a port behind it is ignored), peer to peer: its
@@ -27,23 +66,58 @@ impl Engine {
     ///
     /// # Errors
     /// A host that cannot be advertised, no free port, no thread or socket to be had.
-    pub fn new(host: &str, config: Config) -> Result<Self> { todo!() }
+    pub fn new(host: &str, config: Config) -> Result<Self> {
+        for notice in &config.notices {
+            match notice {
+                Notice::Warning(text) => tracing::warn!("{text}"),
+                Notice::Debug(text) => tracing::debug!("{text}"),
+            }
+        }
+        let (control, data, addresses) = bind(host, &config)?;
+        let threads = config.io_threads.max(1);
+        let (polls, mailboxes): (Vec<_>, Vec<_>) =
+            (0..threads).map(|_| prepare()).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+        let core = Arc::new(Core::new(config, addresses, mailboxes));
+        let engine = Self {
+            inner: Arc::new(Inner {
+                local: Local::new(Arc::clone(&core)),
+                core,
+                peers: RwLock::default(),
+                threads: Mutex::default(),
+                batches: BatchTable::default(),
+            }),
+        };
+        let mut listeners = Some((control, data));
+        for (index, poll) in polls.into_iter().enumerate() {
+            let thread = IoThread::start(&engine.inner.core, index, poll, listeners.take())?;
+            engine.inner.threads().push(thread);
+        }
+        Ok(engine)
+    }
 
     /// The segment name that peers open: `host:port`.
     #[must_use]
-    pub fn name(&self) -> &str { todo!() }
+    pub fn name(&self) -> &str {
+        &self.inner.core.name
+    }
 
     /// The port that peers ask for the descriptor, notify and probe.
     #[must_use]
-    pub fn control_port(&self) -> u16 { todo!() }
+    pub fn control_port(&self) -> u16 {
+        self.inner.core.control_port
+    }
 
     /// The port that data connections go to.
     #[must_use]
-    pub fn data_port(&self) -> u16 { todo!() }
+    pub fn data_port(&self) -> u16 {
+        self.inner.core.data_port
+    }
 
     /// The settings in force.
     #[must_use]
-    pub fn config(&self) -> &Config { todo!() }
+    pub fn config(&self) -> &Config {
+        &self.inner.core.config
+    }
 
     /// Lets peers reach `len` bytes at `addr` until [`Engine::unregister`] has returned.
     ///
@@ -52,7 +126,10 @@ impl Engine {
     ///
     /// # Safety
     /// The range is host memory, mapped and writable (readable suffices for `Access::ReadOnly`) until `unregister` for it has returned.
-    pub unsafe fn register(&self, addr: u64, len: u64, options: &RegisterOptions) -> Result<()> { todo!() }
+    #[expect(unsafe_code, reason = "the caller promises what `# Safety` asks for")]
+    pub unsafe fn register(&self, addr: u64, len: u64, options: &RegisterOptions) -> Result<()> {
+        self.register_ranges(&[(addr, len)], options, None)
+    }
 
     /// Registers all of the ranges (address, length), or none of them.
     ///
@@ -61,78 +138,162 @@ impl Engine {
     ///
     /// # Safety
     /// As [`Engine::register`].
-    pub unsafe fn register_all(&self, ranges: &[(u64, u64)], options: &RegisterOptions) -> Result<()> { todo!() }
+    #[expect(unsafe_code, reason = "the caller promises what `# Safety` asks for")]
+    pub unsafe fn register_all(
+        &self,
+        ranges: &[(u64, u64)],
+        options: &RegisterOptions,
+    ) -> Result<()> {
+        self.register_ranges(ranges, options, None)
+    }
 
     /// Registers a buffer that the engine keeps alive until it is unregistered.
     ///
     /// # Errors
     /// As [`Engine::register`].
-    pub fn register_buffer(&self, buffer: &HostBuffer, options: &RegisterOptions) -> Result<()> { todo!() }
+    pub fn register_buffer(&self, buffer: &HostBuffer, options: &RegisterOptions) -> Result<()> {
+        self.register_ranges(&[(buffer.addr(), buffer.len() as u64)], options, Some(buffer))
+    }
 
     /// Ends what `register` began: when this returns, no peer and no thread of the engine touches the buffer.
     ///
     /// # Errors
     /// No buffer starts at `addr`; [`crate::Error::StillInUse`].
-    pub fn unregister(&self, addr: u64) -> Result<()> { todo!() }
+    pub fn unregister(&self, addr: u64) -> Result<()> {
+        self.unregister_all(&[addr])
+    }
 
     /// Unregisters all of the buffers, or, if one address is unknown, none of them.
     ///
     /// # Errors
     /// As [`Engine::unregister`].
-    pub fn unregister_all(&self, addrs: &[u64]) -> Result<()> { todo!() }
+    pub fn unregister_all(&self, addrs: &[u64]) -> Result<()> {
+        let core = &self.inner.core;
+        core.check_usable()?;
+        core.registry.unregister(addrs, |addr| core.broadcast(|| Command::Revoke(addr)))
+    }
 
     /// The buffers that are registered here, in the order of their registration.
     #[must_use]
-    pub fn buffers(&self) -> Vec<BufferInfo> { todo!() }
+    pub fn buffers(&self) -> Vec<BufferInfo> {
+        self.inner.core.registry.all()
+    }
 
     /// Names a peer's segment without asking for it; the first submit does.
     ///
     /// # Errors
     /// A name that cannot be understood.
-    pub fn segment(&self, name: &str) -> Result<Segment> { todo!() }
+    pub fn segment(&self, name: &str) -> Result<Segment> {
+        let core = &self.inner.core;
+        core.check_usable()?;
+        let peers = &self.inner.peers;
+        let known = peers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some(peer) = known {
+            return Ok(self.segment_of(Target::Peer(peer)));
+        }
+        let address = SegmentName::parse(name, core.config.control_port)?;
+        let full = address.to_string();
+        if *full == *core.name {
+            return Ok(self.segment_of(Target::Local(Arc::clone(&self.inner.local))));
+        }
+        let mut peers = peers.write().unwrap_or_else(PoisonError::into_inner);
+        let number = peers.len();
+        let fresh = || Peer::new(Arc::clone(core), address, number);
+        let peer = Arc::clone(peers.entry(full.into()).or_insert_with(fresh));
+        if !peers.contains_key(name) {
+            peers.insert(name.into(), Arc::clone(&peer));
+        }
+        Ok(self.segment_of(Target::Peer(peer)))
+    }
 
     /// Opens a peer's segment: its descriptor is fetched, unless it is known already.
     ///
     /// # Errors
     /// A name that cannot be understood, a peer that cannot be reached or understood.
-    pub fn open(&self, name: &str) -> Result<Segment> { todo!() }
+    pub fn open(&self, name: &str) -> Result<Segment> {
+        let segment = self.segment(name)?;
+        if let Target::Peer(peer) = &segment.target {
+            peer.resolved(false)?;
+        }
+        Ok(segment)
+    }
 
     /// Asks a peer's control port whether it is alive.
     ///
     /// # Errors
     /// As [`Engine::open`].
-    pub fn probe(&self, name: &str) -> Result<()> { todo!() }
+    pub fn probe(&self, name: &str) -> Result<()> {
+        let core = &self.inner.core;
+        core.check_usable()?;
+        let address = SegmentName::parse(name, core.config.control_port)?;
+        control::probe(core, &address.to_string().into(), &address)
+    }
 
     /// The notifications that have arrived since the last call, in order of arrival.
-    pub fn take_notifications(&self) -> Vec<Notification> { todo!() }
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        self.inner.core.take_notifications()
+    }
 
     /// Batches by number, for callers that cannot hold a [`Batch`].
     #[must_use]
-    pub fn batches(&self) -> &BatchTable { todo!() }
+    pub fn batches(&self) -> &BatchTable {
+        &self.inner.batches
+    }
 
     /// What the engine has done so far.
     #[must_use]
-    pub fn stats(&self) -> Stats { todo!() }
+    pub fn stats(&self) -> Stats {
+        self.inner.core.metrics.stats()
+    }
 
     /// Ends everything now: running batches fail with [`crate::Error::Closed`], sockets are closed, threads have
     /// ended when this returns, and no memory of users is touched any more.
-    pub fn close(&self) { todo!() }
+    pub fn close(&self) {
+        self.inner.close();
+    }
 
     /// Whether `close` was called.
     #[must_use]
-    pub fn is_closed(&self) -> bool { todo!() }
+    pub fn is_closed(&self) -> bool {
+        self.inner.core.is_closed()
+    }
+
+    fn register_ranges(
+        &self,
+        ranges: &[(u64, u64)],
+        options: &RegisterOptions,
+        lent: Option<&HostBuffer>,
+    ) -> Result<()> {
+        self.inner.core.check_usable()?;
+        self.inner.core.registry.register(ranges, options, lent)
+    }
+
+    fn segment_of(&self, target: Target) -> Segment {
+        let name = match &target {
+            Target::Local(_) => &self.inner.core.name,
+            Target::Peer(peer) => peer.name(),
+        };
+        Segment { engine: self.clone(), name: Arc::clone(name), target }
+    }
 }
 
 impl Segment {
     /// The name it was opened by.
     #[must_use]
-    pub fn name(&self) -> &str { todo!() }
+    pub fn name(&self) -> &str {
+        &self.name
+    }
 
     /// The buffers that the peer has registered, asked for now.
     ///
     /// # Errors
     /// As [`Engine::open`].
-    pub fn buffers(&self) -> Result<Vec<BufferInfo>> { todo!() }
+    pub fn buffers(&self) -> Result<Vec<BufferInfo>> {
+        match &self.target {
+            Target::Local(_) => Ok(self.engine.inner.core.registry.published()),
+            Target::Peer(peer) => peer.buffers(),
+        }
+    }
 
     /// Starts moving bytes. The requests of a batch run in any order, also at the same time.
     ///
@@ -146,17 +307,168 @@ impl Segment {
     /// The local memory of every request stays mapped (READ: writable) until the batch is final
     /// ([`Batch::poll`] is not `Running`), and nobody else touches what a READ writes. Memory that is not mapped at
     /// all is an error of the entry, not undefined behaviour.
-    pub unsafe fn submit(&self, requests: Vec<Request>, options: SubmitOptions) -> Result<Batch> { todo!() }
+    #[expect(unsafe_code, reason = "the caller promises what `# Safety` asks for")]
+    pub unsafe fn submit(&self, requests: Vec<Request>, options: SubmitOptions) -> Result<Batch> {
+        self.start(requests, Vec::new(), options)
+    }
 
     /// [`Segment::submit`] for buffers that the batch keeps alive.
     ///
     /// # Errors
     /// As [`Segment::submit`].
-    pub fn submit_owned(&self, requests: &[OwnedRequest], options: SubmitOptions) -> Result<Batch> { todo!() }
+    pub fn submit_owned(&self, requests: &[OwnedRequest], options: SubmitOptions) -> Result<Batch> {
+        let buffers = requests.iter().map(|r| r.buffer.clone()).collect();
+        self.start(requests.iter().map(|r| r.request).collect(), buffers, options)
+    }
 
     /// Sends a notification to the peer and waits for its answer.
     ///
     /// # Errors
     /// [`crate::Error::NotifyTooLarge`], [`crate::Error::NotifyFailed`].
-    pub fn notify(&self, notification: &Notification) -> Result<()> { todo!() }
+    pub fn notify(&self, notification: &Notification) -> Result<()> {
+        check_size(notification)?;
+        let core = &self.engine.inner.core;
+        core.check_usable()?;
+        match &self.target {
+            Target::Local(_) => core
+                .take_in(notification.clone())
+                .map_err(|why| Error::NotifyFailed { peer: Arc::clone(&self.name), why }),
+            Target::Peer(peer) => {
+                let deadline = Instant::now() + core.config.transfer_timeout;
+                control::notify(core, &self.name, peer.address(), notification, deadline, &|| false)
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        requests: Vec<Request>,
+        buffers: Vec<HostBuffer>,
+        options: SubmitOptions,
+    ) -> Result<Batch> {
+        let core = &self.engine.inner.core;
+        core.check_usable()?;
+        let bytes = check_requests(&requests)?;
+        options.notification.as_ref().map_or(Ok(()), check_size)?;
+        let started = Instant::now();
+        let timeout = options.timeout.unwrap_or_else(|| core.config.default_timeout(bytes));
+        let deadline = started + timeout.min(FOREVER);
+        if let Target::Peer(peer) = &self.target {
+            let wait_until = (options.on_full == OnFull::Wait).then_some(deadline);
+            peer.reserve(requests.len(), wait_until)?;
+        }
+        let held = Held { pins: pin_all(&core.registry, &requests), buffers };
+        let owner: Arc<dyn Owner> = match &self.target {
+            Target::Local(local) => Arc::clone(local) as _,
+            Target::Peer(peer) => Arc::clone(peer) as _,
+        };
+        let times = (started, deadline);
+        let inner = BatchInner::new(owner, requests, held, options.notification, times);
+        core.metrics.batches_submitted.add(1);
+        let batch = Batch { inner: Arc::clone(&inner) };
+        match &self.target {
+            _ if inner.is_settled() => inner.all_settled(),
+            Target::Local(local) => local.submit(inner),
+            Target::Peer(peer) => peer.submit(inner),
+        }
+        Ok(batch)
+    }
+}
+
+/// No deadline is later than this.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+impl Inner {
+    fn threads(&self) -> std::sync::MutexGuard<'_, Vec<IoThread>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        let core = &self.core;
+        core.begin_close();
+        if core.is_forked() {
+            // The threads are the parent's; here are only copies of their descriptors. Their memory is
+            // left as it is: a lock in it may have been held at the fork.
+            std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
+            return;
+        }
+        core.broadcast(|| Command::Stop);
+        for thread in std::mem::take(&mut *self.threads()) {
+            thread.join();
+        }
+        core.pool.close(POOL_PATIENCE);
+        for peer in self.peers.read().unwrap_or_else(PoisonError::into_inner).values() {
+            peer.stop_all(Stop::Closed);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn check_size(notification: &Notification) -> Result<()> {
+    let len = notification.frame_len();
+    if len > DEFAULT_SEND_LIMIT {
+        return Err(Error::NotifyTooLarge { len, limit: DEFAULT_SEND_LIMIT });
+    }
+    Ok(())
+}
+
+/// Refuses what cannot be meant; returns the sum of the lengths.
+fn check_requests(requests: &[Request]) -> Result<u64> {
+    if u32::try_from(requests.len()).is_err() {
+        return Err(Error::bad_argument("a batch holds at most 2^32 - 1 requests; submit several"));
+    }
+    let mut bytes = 0_u64;
+    for (i, r) in requests.iter().enumerate().filter(|(_, r)| r.len > 0) {
+        let wrong = |what: &str| {
+            Error::bad_argument(format!(
+                "request {i} (local {:#x}, remote {:#x}, {} bytes): {what}; nothing was sent",
+                r.local, r.remote, r.len
+            ))
+        };
+        if r.local == 0 || r.remote == 0 {
+            return Err(wrong("an address is null"));
+        }
+        if r.len > MAX_LEN {
+            return Err(wrong("the length is beyond any memory"));
+        }
+        if r.local.checked_add(r.len).is_none() || r.remote.checked_add(r.len).is_none() {
+            return Err(wrong("a range runs past the end of the address space"));
+        }
+        bytes = bytes.saturating_add(r.len);
+    }
+    Ok(bytes)
+}
+
+/// Pins each registered buffer that a local range lies in, once.
+fn pin_all(registry: &Registry, requests: &[Request]) -> Vec<crate::registry::Pin> {
+    let mut pins: Vec<crate::registry::Pin> = Vec::new();
+    let mut seen: Option<Seen> = None;
+    for r in requests.iter().filter(|r| r.len > 0) {
+        if seen.as_ref().is_some_and(|s| s.contains(r.local, r.len)) {
+            continue;
+        }
+        if let Some(pin) = registry.find_local(r.local, r.len) {
+            seen = Some(pin.seen());
+            // Buffers that take turns are pinned again and again; that costs little and is right.
+            pins.push(pin);
+        }
+    }
+    pins
 }

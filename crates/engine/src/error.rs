@@ -117,17 +117,19 @@ pub enum Error {
     #[error(
         "{0}: the peer refused the range; it must lie in one buffer that is registered there now"
     )]
-    Refused(Subject),
+    Refused(Box<Subject>),
     /// The peer's descriptor, fetched anew, does not list the range; nothing was sent.
     #[error(
         "{0}: the range is in no buffer that the peer has registered; register it there, or check the offset"
     )]
-    RangeNotPublished(Subject),
-    /// The connection was lost before a READ was complete, twice.
-    #[error("{subject}: the connection was lost ({why}); the local buffer's content is undefined; try again")]
+    RangeNotPublished(Box<Subject>),
+    /// The connection was lost before a READ was complete, or before a WRITE had begun, too often.
+    #[error(
+        "{subject}: the connection was lost ({why}); the local buffer's content is undefined; try again"
+    )]
     ConnectionLost {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
         /// What the socket said.
         why: String,
     },
@@ -138,7 +140,7 @@ pub enum Error {
     )]
     OutcomeUnknown {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
         /// What happened instead.
         why: String,
     },
@@ -150,7 +152,7 @@ pub enum Error {
     )]
     BadLocalAddress {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
     },
     /// The deadline passed.
     #[error(
@@ -160,7 +162,7 @@ pub enum Error {
     )]
     TimedOut {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
         /// What it was waiting for.
         stage: &'static str,
         /// Whether any of its bytes had been given to a socket.
@@ -170,18 +172,22 @@ pub enum Error {
     #[error("{subject}: cancelled{}", if *sent { "; bytes had been sent, so the remote range may still be written" } else { "" })]
     Cancelled {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
         /// Whether any of its bytes had been given to a socket.
         sent: bool,
     },
     /// A local buffer of the request was unregistered while it was in flight.
-    #[error("{0}: its local buffer was unregistered in mid-transfer; unregister after the transfer's end")]
-    Unregistered(Subject),
+    #[error(
+        "{0}: its local buffer was unregistered in mid-transfer; unregister after the transfer's end"
+    )]
+    Unregistered(Box<Subject>),
     /// The peer broke the protocol.
-    #[error("{subject}: {peer_addr} broke the protocol: {source}; is that port a transfer engine's?")]
+    #[error(
+        "{subject}: {peer_addr} broke the protocol: {source}; is that port a transfer engine's?"
+    )]
     Protocol {
         /// Which request.
-        subject: Subject,
+        subject: Box<Subject>,
         /// The data address of the peer.
         peer_addr: SocketAddr,
         /// What it sent.
@@ -189,7 +195,9 @@ pub enum Error {
         source: WireError,
     },
     /// The peer's control port answered something that cannot be understood.
-    #[error("{peer}: the answer to a {what} request is not understood: {source}; is that port a transfer engine's control port?")]
+    #[error(
+        "{peer}: the answer to a {what} request is not understood: {source}; is that port a transfer engine's control port?"
+    )]
     BadAnswer {
         /// The segment name of the peer.
         peer: Arc<str>,
@@ -200,7 +208,9 @@ pub enum Error {
         source: WireError,
     },
     /// All bytes were applied, but the notification was not delivered.
-    #[error("all bytes are applied at {peer}, but the notification was not delivered: {why}; send it again with Segment::notify")]
+    #[error(
+        "all bytes are applied at {peer}, but the notification was not delivered: {why}; send it again with Segment::notify"
+    )]
     NotifyFailed {
         /// The segment name of the peer.
         peer: Arc<str>,
@@ -216,7 +226,9 @@ pub enum Error {
         limit: u64,
     },
     /// The peer's queue is full, and the caller asked not to wait.
-    #[error("the queue to {peer} is full ({queued} of {limit} bytes of bookkeeping); wait for a batch to end, or submit with OnFull::Wait")]
+    #[error(
+        "the queue to {peer} is full ({queued} of {limit} bytes of bookkeeping); wait for a batch to end, or submit with OnFull::Wait"
+    )]
     Busy {
         /// The segment name of the peer.
         peer: Arc<str>,
@@ -226,7 +238,9 @@ pub enum Error {
         limit: usize,
     },
     /// No port of the range could be bound.
-    #[error("no free port in {range} on {address}: {why}; widen it with TENSORFERRY_PORTS=first-last")]
+    #[error(
+        "no free port in {range} on {address}: {why}; widen it with TENSORFERRY_PORTS=first-last"
+    )]
     PortsExhausted {
         /// The range that was tried.
         range: PortRange,
@@ -245,7 +259,9 @@ pub enum Error {
     #[error("the engine is closed; make a new one")]
     Closed,
     /// The engine was made by a parent of this process.
-    #[error("this engine was made before a fork, in process {parent}; make a new one in this process")]
+    #[error(
+        "this engine was made before a fork, in process {parent}; make a new one in this process"
+    )]
     ForkedProcess {
         /// The process that made it.
         parent: u32,

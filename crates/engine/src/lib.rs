@@ -25,11 +25,14 @@
 //! ```
 #![deny(clippy::print_stderr)]
 
+mod bind;
 mod config;
 mod control;
+mod core;
 mod engine;
 mod error;
 mod io;
+mod local;
 mod memory;
 mod metrics;
 mod peer;
@@ -43,7 +46,9 @@ pub use error::{Error, Result, Subject};
 pub use memory::{HostBuffer, OwnedRequest};
 pub use metrics::Stats;
 pub use registry::{Access, BufferInfo, RegisterOptions, Repeat};
-pub use tensorferry_metadata::{MetadataError, MetadataServer, P2P_HANDSHAKE, PortRange, SegmentName};
+pub use tensorferry_metadata::{
+    MetadataError, MetadataServer, P2P_HANDSHAKE, PortRange, SegmentName,
+};
 pub use tensorferry_wire::{Notification, Op, Version, WireError};
 pub use transfer::{Batch, BatchId, BatchState, BatchTable, OnFull, Request, SubmitOptions};
 

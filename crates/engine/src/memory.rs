@@ -13,22 +13,36 @@ use std::sync::Arc;
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
+use crate::registry::Pin;
 use crate::transfer::Request;
 
 /// A piece of memory for the kernel to read or write: a number and a length, nothing is promised.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(C)]
 pub(crate) struct Span {
     pub(crate) addr: u64,
     pub(crate) len: usize,
 }
 
+// So that a slice of spans is a slice of iovecs to the kernel.
+const _: () = assert!(
+    size_of::<Span>() == size_of::<libc::iovec>()
+        && std::mem::offset_of!(Span, addr) == std::mem::offset_of!(libc::iovec, iov_base)
+        && std::mem::offset_of!(Span, len) == std::mem::offset_of!(libc::iovec, iov_len)
+);
+
 impl Span {
-    /// The span of bytes that the engine itself owns.
+    /// Bytes of the engine's own, for the kernel to read.
     pub(crate) fn of(bytes: &[u8]) -> Self {
-        Self { addr: bytes.as_ptr() as u64, len: bytes.len() }
+        Self { addr: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() }
     }
 
-    pub(crate) fn as_iovec(self) -> libc::iovec {
+    /// Bytes of the engine's own, for the kernel to write.
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> Self {
+        Self { addr: bytes.as_mut_ptr().expose_provenance() as u64, len: bytes.len() }
+    }
+
+    fn as_iovec(self) -> libc::iovec {
         libc::iovec { iov_base: ptr_to(self.addr).cast(), iov_len: self.len }
     }
 }
@@ -47,16 +61,14 @@ pub(crate) enum CopyMode {
     Kernel,
 }
 
-/// Copies `bytes` to `addr`.
-///
-/// # Safety
-/// `addr..addr + bytes.len()` is registered memory that a live [`crate::registry::Pin`] covers: its
-/// owner keeps it mapped and writable until `unregister` has returned, which waits for the pin.
-pub(crate) unsafe fn copy_in(addr: u64, bytes: &[u8], mode: CopyMode) -> io::Result<()> {
+/// Copies `bytes` to `addr`, which lies in the pinned buffer.
+pub(crate) fn copy_in(pin: &Pin, addr: u64, bytes: &[u8], mode: CopyMode) -> io::Result<()> {
+    assert!(pin.contains(addr, bytes.len() as u64), "the range was looked up before");
     match mode {
         CopyMode::Direct => {
-            // SAFETY: the caller's pin keeps the destination mapped until this returns; `bytes` is ours,
-            // and the engine's own buffers are not registered memory, so the two do not overlap.
+            // SAFETY: `Engine::register`'s caller promised that the buffer is mapped and writable until
+            // `unregister` has returned, which waits for `pin`. `bytes` is the engine's own memory, which
+            // is never registered, so the two do not overlap.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr_to(addr), bytes.len()) };
             Ok(())
         }
@@ -64,15 +76,18 @@ pub(crate) unsafe fn copy_in(addr: u64, bytes: &[u8], mode: CopyMode) -> io::Res
     }
 }
 
-/// Copies within this process with memmove semantics; a bad address is an error.
-///
-/// # Safety
-/// `to` may be written for the whole of its length as far as it is mapped: it was lent to the engine
-/// for this transfer, which ends after this returns.
-pub(crate) unsafe fn copy_within(from: u64, to: u64, len: u64, both_registered: bool) -> io::Result<()> {
-    if both_registered {
-        // SAFETY: both ranges lie in pinned registered buffers, whose owners keep them mapped until the
-        // pins go, after this call; `copy` allows overlap.
+/// Copies `len` bytes from one address to another within this process, with memmove semantics; a bad address is
+/// an error. One range is in the buffer that `pin` is on, the other is the local memory of a request that is not
+/// final, and `local_registered` says that a pin of its batch covers that one too.
+pub(crate) fn copy_within(
+    pin: &Pin,
+    (from, to, len): (u64, u64, u64),
+    local_registered: bool,
+) -> io::Result<()> {
+    assert!(pin.contains(from, len) || pin.contains(to, len), "the range was looked up before");
+    if local_registered {
+        // SAFETY: both ranges lie in pinned buffers, whose owners promised `Engine::register` to keep them
+        // mapped until `unregister` has returned, which waits for the pins; `copy` allows overlap.
         unsafe { ptr::copy(ptr_to(from), ptr_to(to), len as usize) };
         return Ok(());
     }
@@ -82,7 +97,7 @@ pub(crate) unsafe fn copy_within(from: u64, to: u64, len: u64, both_registered: 
         // Back to front if the destination is behind the source, so that overlap does no harm.
         let at = if to > from { pieces - 1 - i } else { i } * BOUNCE as u64;
         let piece = &mut bounce[..(len - at).min(BOUNCE as u64) as usize];
-        kernel_copy(Span { addr: from + at, len: piece.len() }, Span::of(piece))?;
+        kernel_copy(Span { addr: from + at, len: piece.len() }, Span::of_mut(piece))?;
         kernel_copy(Span::of(piece), Span { addr: to + at, len: piece.len() })?;
     }
     Ok(())
@@ -93,9 +108,10 @@ const BOUNCE: usize = 256 << 10;
 /// Has the kernel copy within this process; `EFAULT` if either side is not mapped.
 fn kernel_copy(from: Span, to: Span) -> io::Result<()> {
     let (local, remote) = (from.as_iovec(), to.as_iovec());
+    let pid = std::process::id() as libc::pid_t;
     // SAFETY: one iovec each, alive during the call. The kernel checks both addresses; the callers
     // write only to memory that was lent to the engine or that it owns.
-    let n = unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    let n = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
     match usize::try_from(n) {
         Err(_) => Err(io::Error::last_os_error()),
         Ok(n) if n == from.len => Ok(()),
@@ -234,31 +250,39 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
 
+    fn registered(buffer: &HostBuffer) -> Pin {
+        let registry = crate::registry::Registry::new();
+        let range = (buffer.addr(), buffer.len() as u64);
+        registry.register(&[range], &Default::default(), Some(buffer)).unwrap();
+        registry.find(Op::Write, range.0, range.1).unwrap()
+    }
+
     #[test]
     fn copies_within_allow_overlap_and_refuse_bad_addresses() {
         let buffer = HostBuffer::zeroed(3 * BOUNCE).unwrap();
+        let pin = registered(&buffer);
         let pattern: Vec<u8> = (0..buffer.len()).map(|i| (i * 7 % 251) as u8).collect();
-        for registered in [true, false] {
+        for local_registered in [true, false] {
             for (from, to) in [(0, 1000), (1000, 0), (5, 5)] {
                 buffer.write(0, &pattern);
                 let len = buffer.len() - 1000 - 5;
                 let (a, b) = (buffer.addr() + from as u64, buffer.addr() + to as u64);
-                // SAFETY: both ranges lie in `buffer`.
-                unsafe { copy_within(a, b, len as u64, registered) }.unwrap();
+                copy_within(&pin, (a, b, len as u64), local_registered).unwrap();
                 assert!(buffer.read(to, len) == pattern[from..from + len]);
             }
         }
-        // SAFETY: page 16 is never mapped; the kernel says so.
-        let error = unsafe { copy_within(buffer.addr(), 16, 8, false) }.unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        for (from, to) in [(buffer.addr(), 16), (16, buffer.addr())] {
+            let error = copy_within(&pin, (from, to, 8), false).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        }
     }
 
     #[test]
     fn both_copy_modes_copy() {
         let buffer = HostBuffer::zeroed(64).unwrap();
+        let pin = registered(&buffer);
         for mode in [CopyMode::Direct, CopyMode::Kernel] {
-            // SAFETY: inside `buffer`, which nobody unmaps.
-            unsafe { copy_in(buffer.addr() + 3, b"abc", mode) }.unwrap();
+            copy_in(&pin, buffer.addr() + 3, b"abc", mode).unwrap();
             assert_eq!(buffer.read(2, 5), b"\0abc\0");
             buffer.write(0, &[0; 64]);
         }

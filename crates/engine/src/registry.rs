@@ -71,7 +71,8 @@ pub(crate) struct Buffer {
     /// Users, and [`CLOSED`].
     pins: AtomicU64,
     unpinned: (Mutex<()>, Condvar),
-    _lent: Option<HostBuffer>,
+    /// Kept while it is registered.
+    lent: Mutex<Option<HostBuffer>>,
 }
 
 const CLOSED: u64 = 1 << 63;
@@ -79,6 +80,24 @@ const CLOSED: u64 = 1 << 63;
 /// A promise that a buffer stays registered: while one exists, `unregister` does not return.
 pub(crate) struct Pin {
     buffer: Arc<Buffer>,
+}
+
+/// A buffer that was used before, and that the next request is likely to use. It promises nothing.
+pub(crate) struct Seen {
+    buffer: Arc<Buffer>,
+}
+
+impl Seen {
+    /// Pins the buffer if the range lies in it, `op` is allowed there, and it is still registered.
+    pub(crate) fn pin(&self, op: Op, addr: u64, len: u64) -> Option<Pin> {
+        let buffer = &self.buffer;
+        (len > 0 && buffer.contains(addr, len) && buffer.allows(op)).then(|| buffer.pin()).flatten()
+    }
+
+    /// Whether the range lies in the buffer.
+    pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
+        self.buffer.contains(addr, len)
+    }
 }
 
 impl Buffer {
@@ -129,11 +148,9 @@ impl Pin {
         self.buffer.contains(addr, len)
     }
 
-    /// A further pin, if the range lies in the same buffer, `op` is allowed there, and it is not closed.
-    pub(crate) fn again(&self, op: Op, addr: u64, len: u64) -> Option<Self> {
-        (len > 0 && self.buffer.contains(addr, len) && self.buffer.allows(op))
-            .then(|| self.buffer.pin())
-            .flatten()
+    /// Remembers the buffer without a promise.
+    pub(crate) fn seen(&self) -> Seen {
+        Seen { buffer: Arc::clone(&self.buffer) }
     }
 
     /// Where the pinned buffer starts, which names it while it is registered.
@@ -214,7 +231,7 @@ impl Registry {
             repeats: AtomicU32::new(1),
             pins: AtomicU64::new(0),
             unpinned: Default::default(),
-            _lent: lent.cloned(),
+            lent: Mutex::new(lent.cloned()),
         };
         buffers.insert(addr, Arc::new(buffer));
         Ok(())
@@ -275,6 +292,8 @@ impl Registry {
         if buffers.get(&buffer.addr).is_some_and(|b| b.epoch == buffer.epoch) {
             buffers.remove(&buffer.addr);
         }
+        drop(buffers);
+        *buffer.lent.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Pins the buffer that contains the whole range, if peers may do `op` there.
@@ -289,7 +308,10 @@ impl Registry {
 
     fn at(&self, addr: u64) -> Option<Arc<Buffer>> {
         let buffers = self.read();
-        buffers.range((Bound::Unbounded, Bound::Included(addr))).next_back().map(|(_, b)| Arc::clone(b))
+        buffers
+            .range((Bound::Unbounded, Bound::Included(addr)))
+            .next_back()
+            .map(|(_, b)| Arc::clone(b))
     }
 
     /// What peers may know of, in the order of registration.
@@ -305,8 +327,12 @@ impl Registry {
     fn listed(&self, wanted: impl Fn(&Buffer) -> bool) -> Vec<BufferInfo> {
         let buffers = self.read();
         let open = |b: &&Arc<Buffer>| b.pins.load(Ordering::Relaxed) & CLOSED == 0;
-        let mut listed: Vec<_> =
-            buffers.values().filter(open).filter(|b| wanted(b)).map(|b| (b.epoch, b.info())).collect();
+        let mut listed: Vec<_> = buffers
+            .values()
+            .filter(open)
+            .filter(|b| wanted(b))
+            .map(|b| (b.epoch, b.info()))
+            .collect();
         listed.sort_unstable_by_key(|(epoch, _)| *epoch);
         listed.into_iter().map(|(_, info)| info).collect()
     }
@@ -335,7 +361,9 @@ fn undo(buffers: &mut BTreeMap<u64, Arc<Buffer>>, addr: u64) {
 
 fn check_range(addr: u64, len: u64) -> Result<()> {
     if addr == 0 {
-        return Err(Error::bad_argument("a buffer cannot start at address 0; was the memory allocated?"));
+        return Err(Error::bad_argument(
+            "a buffer cannot start at address 0; was the memory allocated?",
+        ));
     }
     if len == 0 {
         return Err(Error::bad_argument(format!(
@@ -368,7 +396,9 @@ mod tests {
         let r = registry(&[(100, 50), (150, 50)]);
         assert!(r.find(Op::Write, 100, 50).is_some());
         assert!(r.find(Op::Write, 199, 1).is_some());
-        for (addr, len) in [(99, 1), (149, 2), (100, 51), (200, 1), (100, 0), (120, u64::MAX), (0, 1)] {
+        for (addr, len) in
+            [(99, 1), (149, 2), (100, 51), (200, 1), (100, 0), (120, u64::MAX), (0, 1)]
+        {
             assert!(r.find(Op::Write, addr, len).is_none(), "{addr} {len}");
         }
     }
@@ -415,7 +445,10 @@ mod tests {
     #[test]
     fn all_or_nothing_both_ways() {
         let r = registry(&[(100, 50)]);
-        assert!(r.register(&[(300, 10), (300, 10), (120, 1)], &RegisterOptions::default(), None).is_err());
+        assert!(
+            r.register(&[(300, 10), (300, 10), (120, 1)], &RegisterOptions::default(), None)
+                .is_err()
+        );
         assert!(r.register(&[(300, 10), (0, 1)], &RegisterOptions::default(), None).is_err());
         assert_eq!(r.all(), [BufferInfo { addr: 100, len: 50 }]);
         assert!(r.unregister(&[100, 999], |_| {}).is_err());
@@ -428,7 +461,9 @@ mod tests {
     #[test]
     fn nonsense_is_refused_with_its_reason() {
         let r = Registry::new();
-        for (range, word) in [((0, 16), "address 0"), ((16, 0), "length 0"), ((u64::MAX - 9, 100), "past the end")] {
+        for (range, word) in
+            [((0, 16), "address 0"), ((16, 0), "length 0"), ((u64::MAX - 9, 100), "past the end")]
+        {
             let text = r.register(&[range], &REFUSED, None).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }
@@ -438,12 +473,13 @@ mod tests {
     fn unregister_waits_for_pins_then_has_them_dropped() {
         let r = registry(&[(100, 50)]);
         let pin = Mutex::new(r.find(Op::Write, 100, 50));
-        let again = pin.lock().unwrap().as_ref().unwrap().again(Op::Read, 110, 5);
-        drop(again.expect("open"));
+        let seen = pin.lock().unwrap().as_ref().unwrap().seen();
+        drop(seen.pin(Op::Read, 110, 5).expect("open"));
+        assert!(seen.pin(Op::Read, 149, 2).is_none());
         r.unregister(&[100], |addr| {
             assert_eq!(addr, 100);
-            let held = pin.lock().unwrap().take().unwrap();
-            assert!(held.again(Op::Read, 100, 1).is_none(), "closed");
+            assert!(seen.pin(Op::Read, 100, 1).is_none(), "closed");
+            drop(pin.lock().unwrap().take().unwrap());
         })
         .unwrap();
         assert!(r.all().is_empty());

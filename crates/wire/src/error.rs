@@ -27,6 +27,12 @@ pub enum WireError {
         /// The low half of the frame.
         code: u32,
     },
+    /// Bytes arrived that answer nothing.
+    #[error("bytes arrived that no request asked for")]
+    Unasked,
+    /// A WRITE was acknowledged while its payload was still leaving.
+    #[error("a WRITE was acknowledged before all of its payload had been sent")]
+    TooEarly,
     /// A control frame announces a length that is not accepted.
     #[error("a control frame announces {len} bytes, expected 1 to {limit}")]
     FrameLength {

@@ -99,12 +99,12 @@ pub enum Status {
 impl Status {
     /// Lays the status frame out for sending.
     #[must_use]
-    pub fn encode(self) -> [u8; STATUS_LEN] {
+    pub const fn encode(self) -> [u8; STATUS_LEN] {
         let code = match self {
             Self::Applied => APPLIED,
             Self::Rejected => REJECTED,
         };
-        (u64::from(STATUS_MAGIC) << u32::BITS | u64::from(code)).to_le_bytes()
+        ((STATUS_MAGIC as u64) << u32::BITS | code as u64).to_le_bytes()
     }
 
     /// Reads a status frame.

@@ -1,1 +1,14 @@
-//! to come
+//! Which thread does IO, and how: the only room that calls socket syscalls.
+
+mod control;
+mod lane;
+mod pool;
+mod serve;
+mod socket;
+mod thread;
+mod wait;
+
+pub(crate) use pool::Pool;
+pub(crate) use socket::{Listener, Socket};
+pub(crate) use thread::{Command, IoThread, Mailbox, prepare};
+pub(crate) use wait::{Patience, WaitError};

@@ -1,1 +1,14 @@
-//! to come
+//! The data plane as state machines: no IO, no clock. `io/` moves bytes for them.
+
+mod lane;
+mod send;
+mod serve;
+
+pub(crate) use lane::{Ending, Lane, LaneFault, Room};
+pub(crate) use send::SendHalf;
+pub(crate) use serve::{Serve, ServeFault, Served};
+
+/// The most user memory that one syscall moves: a page fault there stalls only so much.
+pub(crate) const MAX_CALL_BYTES: u64 = 1 << 20;
+/// The most pieces that one syscall takes.
+pub(crate) const MAX_CALL_SPANS: usize = 1024;

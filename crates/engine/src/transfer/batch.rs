@@ -9,6 +9,7 @@ use tensorferry_wire::{Notification, Op};
 
 use crate::error::{Error, Result, Subject};
 use crate::memory::HostBuffer;
+use crate::metrics::Metrics;
 use crate::registry::Pin;
 use crate::transfer::cause::{Cause, Stop};
 
@@ -74,11 +75,13 @@ pub(crate) trait Owner: Send + Sync {
     /// The segment name of the peer.
     fn peer(&self) -> &Arc<str>;
     /// Every entry of `batch` is complete: deliver its notification, then `finish` it.
-    fn deliver(&self, batch: &Arc<BatchInner>);
+    fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>);
     /// `batch` was told to stop: have everyone who holds a slice of it settle that.
     fn stopped(&self, batch: &Arc<BatchInner>);
     /// `batch` is final.
     fn finished(&self, batch: &BatchInner);
+    /// How many waiters of this engine spin now.
+    fn spinners(&self) -> &AtomicUsize;
 }
 
 /// What a batch keeps alive until it is final.
@@ -87,6 +90,7 @@ pub(crate) struct Held {
     /// Pins on the registered buffers that its local ranges lie in.
     pub(crate) pins: Vec<Pin>,
     /// Buffers lent by value.
+    #[expect(dead_code, reason = "kept alive, not looked at")]
     pub(crate) buffers: Vec<HostBuffer>,
 }
 
@@ -103,12 +107,16 @@ pub(crate) struct BatchInner {
     /// A [`Stop`], or 0.
     stop: AtomicU8,
     held: Mutex<Held>,
-    /// A [`BatchState`] as [`code`] numbers it.
-    state: AtomicU32,
+    /// A [`BatchState`] as [`code`] numbers it. On a cache line of its own, since waiters spin on it
+    /// while `unsettled` is counted down.
+    state: Padded<AtomicU32>,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     is_final: Condvar,
 }
+
+#[repr(align(128))]
+struct Padded<T>(T);
 
 /// A request and what is left of it: 32 bytes.
 struct Entry {
@@ -161,7 +169,7 @@ impl BatchInner {
             notification,
             stop: AtomicU8::new(0),
             held: Mutex::new(held),
-            state: AtomicU32::new(code(BatchState::Running)),
+            state: Padded(AtomicU32::new(code(BatchState::Running))),
             sleepers: AtomicUsize::new(0),
             lock: Mutex::default(),
             is_final: Condvar::new(),
@@ -201,11 +209,11 @@ impl BatchInner {
         verdict: std::result::Result<(), Cause>,
     ) {
         let left = &self.entries[entry as usize].left;
-        if let Err(cause) = verdict {
-            if left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0 {
-                let elapsed = self.started.elapsed();
-                locked(&self.failures).push(Failure { entry, cause, elapsed });
-            }
+        if let Err(cause) = verdict
+            && left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0
+        {
+            let elapsed = self.started.elapsed();
+            locked(&self.failures).push(Failure { entry, cause, elapsed });
         }
         // AcqRel: each part releases its bytes, and the last part acquires those of all others.
         let before = left.fetch_sub(slices, Ordering::AcqRel) & !ENTRY_FAILED;
@@ -225,7 +233,7 @@ impl BatchInner {
     /// Called once, when nothing is left to move.
     pub(crate) fn all_settled(self: &Arc<Self>) {
         if self.notification.is_some() && locked(&self.failures).is_empty() {
-            self.owner.deliver(self);
+            Arc::clone(&self.owner).deliver(self);
         } else {
             self.finish(None);
         }
@@ -242,7 +250,7 @@ impl BatchInner {
         *locked(&self.notify_error) = notify_error;
         self.owner.finished(self);
         // Release: pairs with the Acquire in `state`; publishes the batch's bytes and failures.
-        self.state.store(code(state), Ordering::Release);
+        self.state.0.store(code(state), Ordering::Release);
         // SeqCst fences here and in `sleep`: either this sees the sleeper, or it sees the state.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -267,7 +275,7 @@ impl BatchInner {
 
     pub(crate) fn state(&self) -> BatchState {
         // Acquire: pairs with the Release in `finish`.
-        match self.state.load(Ordering::Acquire) {
+        match self.state.0.load(Ordering::Acquire) {
             0 => BatchState::Running,
             1 => BatchState::Completed,
             2 => BatchState::Failed,
@@ -295,9 +303,36 @@ impl BatchInner {
         Stop::from_code(self.stop.load(Ordering::Relaxed))
     }
 
+    /// Adds what became of the batch to the counters.
+    pub(crate) fn count(&self, metrics: &Metrics) {
+        let failures = locked(&self.failures);
+        let failed = failures.len() as u64;
+        let completed = self.entries.len() as u64 - failed;
+        metrics.requests_completed.add(completed);
+        metrics.requests_failed.add(failed);
+        let (mut read, mut written) = (0, 0);
+        let good = self.entries.iter().filter(|e| e.left.load(Ordering::Relaxed) == 0);
+        for entry in good {
+            match entry.op {
+                Op::Read => read += entry.len,
+                Op::Write => written += entry.len,
+            }
+        }
+        metrics.bytes_read.add(read);
+        metrics.bytes_written.add(written);
+        let batches =
+            if failed == 0 { &metrics.batches_completed } else { &metrics.batches_failed };
+        batches.add(1);
+    }
+
     /// Whether a pin of the batch is on the buffer that starts at `addr`.
     pub(crate) fn pins_buffer(&self, addr: u64) -> bool {
         locked(&self.held).pins.iter().any(|pin| pin.buffer_addr() == addr)
+    }
+
+    /// Whether a pin of the batch covers the range.
+    pub(crate) fn pins_range(&self, addr: u64, len: u64) -> bool {
+        locked(&self.held).pins.iter().any(|pin| pin.contains(addr, len))
     }
 
     fn sleep(&self, until: Instant) -> bool {
@@ -325,6 +360,7 @@ impl Batch {
     /// How long a waiter spins before it sleeps: about what a small transfer takes, so that it need
     /// not pay for a wake-up.
     const SPIN: Duration = Duration::from_micros(50);
+    const MAX_SPINNERS: usize = 1;
 
     /// Where the batch stands.
     #[must_use]
@@ -359,18 +395,26 @@ impl Batch {
     /// Waits until the batch is final, at most for `timeout`; `None` if it is still running then.
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
-        let begin = Instant::now();
-        let spin = timeout.min(Self::SPIN);
-        while !self.inner.is_final() {
-            if begin.elapsed() >= spin {
-                if !self.inner.sleep(begin + timeout) {
-                    return None;
-                }
-                break;
+        if !self.inner.is_final() {
+            let begin = Instant::now();
+            self.spin(begin + timeout.min(Self::SPIN));
+            if !self.inner.is_final() && !self.inner.sleep(begin + timeout) {
+                return None;
             }
-            std::hint::spin_loop();
         }
         self.result()
+    }
+
+    /// Spins for a moment, unless others of this engine do: too many would take the processors from
+    /// the threads that they wait for.
+    fn spin(&self, until: Instant) {
+        let spinners = self.inner.owner.spinners();
+        if spinners.fetch_add(1, Ordering::Relaxed) < Self::MAX_SPINNERS {
+            while !self.inner.is_final() && Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        spinners.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The result, or `None` while the batch is running.
@@ -492,14 +536,17 @@ const fn code(state: BatchState) -> u32 {
 pub(crate) mod tests {
     use super::*;
 
-    struct Nobody(Arc<str>);
+    struct Nobody(Arc<str>, AtomicUsize);
 
     impl Owner for Nobody {
         fn peer(&self) -> &Arc<str> {
             &self.0
         }
-        fn deliver(&self, batch: &Arc<BatchInner>) {
+        fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>) {
             batch.finish(None);
+        }
+        fn spinners(&self) -> &AtomicUsize {
+            &self.1
         }
         fn stopped(&self, _: &Arc<BatchInner>) {}
         fn finished(&self, _: &BatchInner) {}
@@ -517,7 +564,7 @@ pub(crate) mod tests {
             .iter()
             .map(|&len| Request { op: Op::Write, local: 0x1000, remote: 0x2000, len })
             .collect();
-        let owner = Arc::new(Nobody("peer:1".into()));
+        let owner = Arc::new(Nobody("peer:1".into(), AtomicUsize::new(0)));
         let times = (now, now + Duration::from_secs(9));
         Batch { inner: BatchInner::new(owner, requests, Held::default(), None, times) }
     }

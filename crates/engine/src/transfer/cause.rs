@@ -29,7 +29,11 @@ pub(crate) enum Cause {
     /// A WRITE's outcome is not known.
     Unknown(Arc<str>),
     BadAddress,
-    Stopped { stop: Stop, stage: &'static str, sent: bool },
+    Stopped {
+        stop: Stop,
+        stage: &'static str,
+        sent: bool,
+    },
     Protocol(SocketAddr, Arc<WireError>),
     /// The same error for every entry, such as a peer that cannot be reached.
     Whole(Arc<Error>),
@@ -50,6 +54,7 @@ impl Stop {
 impl Cause {
     #[cold]
     pub(crate) fn describe(&self, subject: Subject) -> Error {
+        let subject = Box::new(subject);
         match self {
             Self::Refused => Error::Refused(subject),
             Self::NotPublished => Error::RangeNotPublished(subject),

@@ -4,7 +4,7 @@ mod batch;
 mod cause;
 mod table;
 
-pub(crate) use batch::{BatchInner, Held, Owner, Slice};
 pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
+pub(crate) use batch::{BatchInner, Held, Owner, Slice};
 pub(crate) use cause::{Cause, Stop};
 pub use table::{BatchId, BatchTable};

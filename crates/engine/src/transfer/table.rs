@@ -67,11 +67,14 @@ impl BatchTable {
         let mut slots = self.lock();
         slots.evict();
         let slot = slots.free.pop().unwrap_or_else(|| {
-            slots.all.push(Slot { generation: 0, batch: None });
+            // Begun anywhere, so that a number of another engine is no number here.
+            let generation = crate::core::random() as u32 & LAST_GENERATION;
+            slots.all.push(Slot { generation, batch: None });
             slots.all.len() - 1
         });
         let place = &mut slots.all[slot];
-        place.generation = if place.generation == LAST_GENERATION { 1 } else { place.generation + 1 };
+        place.generation =
+            if place.generation == LAST_GENERATION { 1 } else { place.generation + 1 };
         place.batch = Some(batch);
         let id = BatchId::new(slot, place.generation);
         slots.used += 1;
@@ -105,7 +108,9 @@ impl BatchTable {
 impl Slots {
     fn find(&self, id: BatchId) -> Option<usize> {
         let (slot, generation) = id.parts();
-        self.all.get(slot).filter(|s| u64::from(s.generation) == generation && s.batch.is_some())?;
+        self.all
+            .get(slot)
+            .filter(|s| u64::from(s.generation) == generation && s.batch.is_some())?;
         Some(slot)
     }
 

@@ -1,0 +1,132 @@
+//! Which address an engine listens on, and which one peers are told.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tensorferry_metadata::{SegmentName, local_host};
+
+use crate::config::Config;
+use crate::core::{Addresses, random};
+use crate::error::{Error, Result};
+use crate::io::Listener;
+
+/// Binds the control and the data listener of an engine at `host`.
+pub(crate) fn bind(host: &str, config: &Config) -> Result<(Listener, Listener, Addresses)> {
+    let host = local_host(host)?;
+    let advertised = config.advertise.clone().unwrap_or_else(|| host.clone());
+    if advertised.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified()) {
+        return Err(Error::bad_argument(format!(
+            "{advertised} is no address that peers can connect to; give the address of this machine \
+             (and TENSORFERRY_BIND={advertised} to listen on all interfaces)"
+        )));
+    }
+    let mut last = None;
+    for ip in candidates(&host, config) {
+        match bind_two(ip, config) {
+            Ok((control, data)) => {
+                if ip.is_unspecified() && config.bind.is_none() {
+                    tracing::info!(
+                        "{host} is no address of this machine: listening on all interfaces"
+                    );
+                }
+                let control_port = control.port().map_err(|e| Error::io("reading a port", e))?;
+                let data_port = data.port().map_err(|e| Error::io("reading a port", e))?;
+                let name = SegmentName { host: advertised.clone(), port: control_port }.to_string();
+                let addresses = Addresses { name, data_host: advertised, control_port, data_port };
+                return Ok((control, data, addresses));
+            }
+            Err(e) => last = Some((ip, e)),
+        }
+    }
+    let (ip, e) = last.expect("there is at least one candidate");
+    Err(match e.raw_os_error() {
+        Some(libc::EADDRINUSE | libc::EACCES) => Error::PortsExhausted {
+            range: config.ports,
+            address: ip.to_string(),
+            why: format!("{e}; an engine needs two ports"),
+        },
+        _ => Error::io(format!("listening on {ip}"), e),
+    })
+}
+
+/// The addresses to try, best first.
+fn candidates(host: &str, config: &Config) -> Vec<IpAddr> {
+    if let Some(ip) = config.bind {
+        return vec![ip];
+    }
+    let mut all = Vec::new();
+    all.extend(host.parse::<IpAddr>());
+    // Both families; a machine without IPv6 has only the second.
+    all.extend([IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)]);
+    all
+}
+
+fn bind_two(ip: IpAddr, config: &Config) -> io::Result<(Listener, Listener)> {
+    let range = config.ports;
+    let start = random() as usize % range.len();
+    let mut ports = (0..range.len()).map(|i| range.first + ((start + i) % range.len()) as u16);
+    let mut next = || -> io::Result<Listener> {
+        let mut last = io::Error::from_raw_os_error(libc::EADDRINUSE);
+        for port in ports.by_ref() {
+            match Listener::bind(SocketAddr::new(ip, port), config.listen_backlog) {
+                Ok(listener) => return Ok(listener),
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EADDRINUSE | libc::EACCES)) => {
+                    last = e
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(last)
+    };
+    Ok((next()?, next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensorferry_metadata::PortRange;
+
+    #[test]
+    fn an_address_of_this_machine_is_bound_and_another_means_all() {
+        let config = Config::default();
+        let (_, _, a) = bind("127.0.0.1:9", &config).unwrap();
+        assert_eq!(a.name, format!("127.0.0.1:{}", a.control_port));
+        let (_, _, a) = bind("192.0.2.1", &config).unwrap();
+        assert_eq!(
+            (a.name, a.data_host.as_str()),
+            (format!("192.0.2.1:{}", a.control_port), "192.0.2.1")
+        );
+        let (_, _, a) = bind("no-such-name.example", &config).unwrap();
+        assert!(a.name.starts_with("no-such-name.example:"));
+    }
+
+    #[test]
+    fn ports_come_from_the_range_and_its_end_is_an_error_that_names_it() {
+        // A range of four ports that the kernel has just shown to be free.
+        let base = Listener::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().port().unwrap();
+        let first = base.clamp(1024, 65_000);
+        let ports = PortRange { first, last: first + 3 };
+        let config = Config { ports, ..Config::default() };
+        let one = bind("127.0.0.1", &config).unwrap();
+        for port in [one.2.control_port, one.2.data_port] {
+            assert!(ports.contains(port));
+        }
+        let two = bind("127.0.0.1", &config);
+        let three = bind("127.0.0.1", &config);
+        let error = three.err().or(two.err()).expect("five ports do not fit four").to_string();
+        assert!(
+            error.contains(&ports.to_string()) && error.contains("TENSORFERRY_PORTS"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_address_that_nobody_can_connect_to_is_refused() {
+        for host in ["0.0.0.0", "::", "[::]:80"] {
+            let error = bind(host, &Config::default()).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("TENSORFERRY_BIND"), "{error}");
+        }
+        let config = Config { advertise: Some("10.1.2.3".into()), ..Config::default() };
+        assert!(bind("0.0.0.0", &config).unwrap().2.name.starts_with("10.1.2.3:"));
+    }
+}

@@ -1,0 +1,36 @@
+//! What the control port answers.
+
+use tensorferry_wire::{
+    Frame, FrameKind, MessageType, Notification, check_connection_request, connection_reply,
+    encode_frame, notify_reply, probe_reply,
+};
+
+use crate::core::Core;
+
+/// The frame that answers `frame`; `None`: it is malformed or cannot be taken, and the connection
+/// is closed without an answer, which is what peers understand.
+pub(crate) fn reply(core: &Core, frame: &Frame) -> Option<Vec<u8>> {
+    let kind = match frame.kind {
+        FrameKind::Typed(kind) => kind,
+        FrameKind::Legacy => MessageType::Connection,
+    };
+    let json = match kind {
+        // The body is the asker's own descriptor. Nothing of it is needed, so nothing of it is read.
+        MessageType::Metadata => Ok(core.descriptor_json()),
+        MessageType::Probe => Ok(probe_reply().into()),
+        MessageType::Notify => Notification::parse(&frame.body)
+            .map_err(|e| e.to_string())
+            .and_then(|notification| core.take_in(notification))
+            .map(|()| notify_reply().into()),
+        MessageType::Connection => check_connection_request(&frame.body)
+            .map_err(|e| e.to_string())
+            .map(|()| connection_reply().into()),
+    };
+    match json {
+        Ok(json) => Some(encode_frame(frame.kind, &json)),
+        Err(why) => {
+            tracing::info!("a {kind:?} request on the control port is refused: {why}");
+            None
+        }
+    }
+}

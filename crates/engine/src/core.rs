@@ -1,0 +1,318 @@
+//! What all parts of one engine share.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use tensorferry_wire::{
+    BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, Notification, SegmentDescriptor,
+};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::io::{Command, Mailbox, Pool};
+use crate::memory::CopyMode;
+use crate::metrics::Metrics;
+use crate::registry::Registry;
+
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    /// `host:port` of the control port.
+    pub(crate) name: Arc<str>,
+    pub(crate) data_host: String,
+    pub(crate) control_port: u16,
+    pub(crate) data_port: u16,
+    pub(crate) copy_mode: CopyMode,
+    pub(crate) registry: Registry,
+    pub(crate) metrics: Metrics,
+    pub(crate) pool: Pool,
+    pub(crate) mailboxes: Vec<Arc<Mailbox>>,
+    /// Waiters that spin now; more of them than idle cores only slow the IO threads down.
+    pub(crate) spinners: AtomicUsize,
+    incarnation: u64,
+    closed: AtomicBool,
+    /// The process that made the engine.
+    pid: u32,
+    inbox: Mutex<Inbox>,
+    descriptor: Mutex<Option<Published>>,
+    queued: Queued,
+}
+
+/// Bookkeeping bytes of all batches that are not final.
+#[derive(Default)]
+struct Queued {
+    total: AtomicUsize,
+    waiters: AtomicUsize,
+    lock: Mutex<()>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct Inbox {
+    waiting: VecDeque<Notification>,
+    bytes: usize,
+}
+
+struct Published {
+    version: u64,
+    json: Arc<[u8]>,
+}
+
+/// What one request in a queue is counted as.
+const REQUEST_BYTES: usize = 64;
+/// The bound for all peers of an engine, in bounds of one.
+const PEERS_SHARE: usize = 4;
+/// How many bytes of notifications wait for someone to take them.
+const INBOX_BYTES: usize = 64 << 20;
+/// What a notification counts beside its texts.
+const NOTIFICATION_BYTES: usize = 64;
+
+/// What the listeners of a new engine turned out to be.
+pub(crate) struct Addresses {
+    pub(crate) name: String,
+    pub(crate) data_host: String,
+    pub(crate) control_port: u16,
+    pub(crate) data_port: u16,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, addresses: Addresses, mailboxes: Vec<Arc<Mailbox>>) -> Self {
+        let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
+        Self {
+            config,
+            name: addresses.name.into(),
+            data_host: addresses.data_host,
+            control_port: addresses.control_port,
+            data_port: addresses.data_port,
+            copy_mode,
+            registry: Registry::new(),
+            metrics: Metrics::default(),
+            pool: Pool::new(),
+            mailboxes,
+            spinners: AtomicUsize::new(0),
+            incarnation: random(),
+            closed: AtomicBool::new(false),
+            pid: std::process::id(),
+            inbox: Mutex::default(),
+            descriptor: Mutex::default(),
+            queued: Queued::default(),
+        }
+    }
+
+    /// Whether the engine can be used, in this process.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else if self.is_forked() {
+            Err(Error::ForkedProcess { parent: self.pid })
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether this is a child of the process that made the engine: its threads are not here.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
+    /// True for the caller that closes the engine.
+    pub(crate) fn begin_close(&self) -> bool {
+        let first = !self.closed.swap(true, Ordering::SeqCst);
+        self.queued.wake();
+        first
+    }
+
+    /// Tells every IO thread.
+    pub(crate) fn broadcast(&self, command: impl Fn() -> Command) {
+        for mailbox in &self.mailboxes {
+            mailbox.post(command());
+        }
+    }
+
+    /// Reserves room in the queue to a peer for `requests` requests; `used` counts that peer's bytes.
+    /// A batch that is larger than the bound has the queue for itself.
+    pub(crate) fn reserve(
+        &self,
+        peer: &Arc<str>,
+        used: &AtomicUsize,
+        requests: usize,
+        wait_until: Option<Instant>,
+    ) -> Result<()> {
+        let bytes = requests * REQUEST_BYTES;
+        let (limit, limit_all) = (self.config.queue_bytes, self.config.queue_bytes * PEERS_SHARE);
+        let busy =
+            || Error::Busy { peer: Arc::clone(peer), queued: used.load(Ordering::Relaxed), limit };
+        while !self.try_reserve(used, bytes, limit, limit_all) {
+            let until = wait_until.ok_or_else(busy)?;
+            self.check_usable()?;
+            if !self.queued.wait(until, || self.is_closed() || fits(used, bytes, limit)) {
+                return Err(busy());
+            }
+        }
+        Ok(())
+    }
+
+    fn try_reserve(&self, used: &AtomicUsize, bytes: usize, limit: usize, all: usize) -> bool {
+        let add = |counter: &AtomicUsize, limit: usize| {
+            let next = |n: usize| (n == 0 || n + bytes <= limit).then_some(n + bytes);
+            counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
+        };
+        if !add(used, limit) {
+            return false;
+        }
+        if !add(&self.queued.total, all) {
+            used.fetch_sub(bytes, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn release(&self, used: &AtomicUsize, requests: usize) {
+        let bytes = requests * REQUEST_BYTES;
+        used.fetch_sub(bytes, Ordering::SeqCst);
+        self.queued.total.fetch_sub(bytes, Ordering::SeqCst);
+        self.queued.wake();
+    }
+
+    /// Keeps a notification until it is asked for, or says why not.
+    pub(crate) fn take_in(&self, notification: Notification) -> std::result::Result<(), String> {
+        let bytes = notification.name.len() + notification.message.len() + NOTIFICATION_BYTES;
+        let mut inbox = locked(&self.inbox);
+        if inbox.bytes + bytes > INBOX_BYTES {
+            return Err(format!("{} notifications wait to be taken already", inbox.waiting.len()));
+        }
+        inbox.bytes += bytes;
+        inbox.waiting.push_back(notification);
+        self.metrics.notifications_received.add(1);
+        Ok(())
+    }
+
+    pub(crate) fn take_notifications(&self) -> Vec<Notification> {
+        std::mem::take(&mut *locked(&self.inbox)).waiting.into()
+    }
+
+    /// The published descriptor, made anew when registrations have changed.
+    pub(crate) fn descriptor_json(&self) -> Arc<[u8]> {
+        let version = self.registry.version();
+        let mut published = locked(&self.descriptor);
+        if let Some(p) = published.as_ref().filter(|p| p.version == version) {
+            return Arc::clone(&p.json);
+        }
+        let descriptor = self.descriptor();
+        let encoded = descriptor.to_json(DEFAULT_SEND_LIMIT);
+        let (written, all) = (encoded.buffers_written, descriptor.buffers.len());
+        if written < all {
+            tracing::warn!(
+                "the descriptor holds {written} of {all} buffers, as many as peers accept; \
+                 ranges in the others are tried one at a time; register fewer, larger buffers"
+            );
+        }
+        let json: Arc<[u8]> = encoded.json.into();
+        *published = Some(Published { version, json: Arc::clone(&json) });
+        json
+    }
+
+    fn descriptor(&self) -> SegmentDescriptor {
+        let buffers = self.registry.published().into_iter();
+        SegmentDescriptor {
+            name: self.name.to_string(),
+            buffers: buffers.map(|b| BufferDescriptor { addr: b.addr, len: b.len }).collect(),
+            tcp_data_host: Some(self.data_host.clone()),
+            tcp_data_port: self.data_port,
+            tcp_proto_version: 2,
+            timestamp: timestamp(SystemTime::now()),
+            tensorferry: Some(FerryKey {
+                version: crate::VERSION.to_owned(),
+                incarnation: self.incarnation,
+                buffers_truncated: false,
+            }),
+            ..SegmentDescriptor::default()
+        }
+    }
+}
+
+fn fits(used: &AtomicUsize, bytes: usize, limit: usize) -> bool {
+    let n = used.load(Ordering::SeqCst);
+    n == 0 || n + bytes <= limit
+}
+
+impl Queued {
+    /// Waits until something was freed; false if `until` came first.
+    fn wait(&self, until: Instant, go: impl Fn() -> bool) -> bool {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut guard = locked(&self.lock);
+        let mut in_time = true;
+        // Looked at once before sleeping: what was freed before the waiter was counted woke nobody.
+        let mut go_now = go();
+        while !go_now && in_time {
+            let left = until.saturating_duration_since(Instant::now());
+            let (next, timeout) =
+                self.freed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
+            guard = next;
+            in_time = !timeout.timed_out();
+            go_now = true;
+        }
+        drop(guard);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        in_time
+    }
+
+    fn wake(&self) {
+        // SeqCst: pairs with the count in `wait`; either it is seen here, or `go` sees the room.
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            drop(locked(&self.lock));
+            self.freed.notify_all();
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sixty-four bits that differ from engine to engine.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(SystemTime::now())
+}
+
+/// `YYYY-MM-DD HH:MM:SS.uuuuuu` in UTC. Peers keep it and do not read it.
+fn timestamp(now: SystemTime) -> String {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, secs) = ((since.as_secs() / 86_400) as i64, since.as_secs() % 86_400);
+    // The proleptic Gregorian calendar in eras of 400 years that begin on 1 March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (h, m, s) = (secs / 3600, secs / 60 % 60, secs % 60);
+    format!("{year:04}-{month:02}-{day:02} {h:02}:{m:02}:{s:02}.{:06}", since.subsec_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn timestamps_are_calendar_dates() {
+        let at = |secs, micros| {
+            timestamp(UNIX_EPOCH + Duration::from_secs(secs) + Duration::from_micros(micros))
+        };
+        assert_eq!(at(0, 0), "1970-01-01 00:00:00.000000");
+        assert_eq!(at(951_782_399, 7), "2000-02-28 23:59:59.000007");
+        assert_eq!(at(951_868_800, 0), "2000-03-01 00:00:00.000000");
+        assert_eq!(at(1_796_038_934, 659_060), "2026-11-30 11:42:14.659060");
+    }
+}

@@ -1,0 +1,81 @@
+//! Driving a connection to our control port: one request, one answer.
+
+use std::io;
+use std::time::Duration;
+
+use tensorferry_wire::FrameReader;
+
+use crate::control::reply;
+use crate::core::Core;
+use crate::io::thread::{Conn, Fate, Reactor};
+use crate::memory::Span;
+
+pub(crate) struct ControlConn {
+    phase: Phase,
+}
+
+enum Phase {
+    Asking(FrameReader),
+    Answering {
+        frame: Vec<u8>,
+        sent: usize,
+    },
+    /// Answered; the peer hangs up first, so that the answer cannot be destroyed by a reset.
+    Parting,
+}
+
+impl ControlConn {
+    /// How long an exchange may take.
+    pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+    pub(super) fn new(core: &Core) -> Self {
+        Self { phase: Phase::Asking(FrameReader::new(core.config.control_accept_limit)) }
+    }
+}
+
+impl Reactor {
+    pub(super) fn drive_control(&mut self, conn: &mut Conn) -> Fate {
+        if conn.is_due(self.now) {
+            return Fate::Close;
+        }
+        match self.control_step(conn) {
+            Ok(()) => Fate::Wait,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Fate::Wait,
+            Err(e) => {
+                tracing::debug!("a control connection ends: {e}");
+                Fate::Close
+            }
+        }
+    }
+
+    fn control_step(&mut self, conn: &mut Conn) -> io::Result<()> {
+        let socket = conn.socket.clone();
+        loop {
+            match &mut conn.control().phase {
+                Phase::Asking(reader) => {
+                    let n = more(socket.receive_bytes(&mut self.scratch.receive)?)?;
+                    let fed = reader.feed(&self.scratch.receive[..n]).map_err(io::Error::other)?;
+                    if let (_, Some(frame)) = fed {
+                        let refused = || io::Error::other("the request is refused");
+                        let frame = reply(&self.core, &frame).ok_or_else(refused)?;
+                        conn.control().phase = Phase::Answering { frame, sent: 0 };
+                    }
+                }
+                Phase::Answering { frame, sent } if *sent < frame.len() => {
+                    *sent += socket.send(&[Span::of(&frame[*sent..])])?;
+                }
+                Phase::Answering { .. } => {
+                    socket.half_close();
+                    conn.control().phase = Phase::Parting;
+                }
+                Phase::Parting => {
+                    more(socket.receive_bytes(&mut self.scratch.receive)?)?;
+                }
+            }
+        }
+    }
+}
+
+fn more(n: usize) -> io::Result<usize> {
+    if n == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(n) }
+}

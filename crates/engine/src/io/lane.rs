@@ -1,0 +1,386 @@
+//! Driving a lane: the initiator's end of a data connection.
+#![expect(unsafe_code, reason = "receiving into memory that users have lent")]
+
+use std::cmp::Reverse;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use mio::Token;
+use tensorferry_wire::WireError;
+
+use crate::io::Socket;
+use crate::io::thread::{Conn, Fate, Reactor, Scratch};
+use crate::memory::Span;
+use crate::peer::{Peer, Route};
+use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
+use crate::transfer::{Slice, Stop};
+
+pub(crate) struct LaneConn {
+    peer: Arc<Peer>,
+    lane: Lane,
+    /// Claimed with `try_lock`; whoever has it is the one that sends.
+    half: Arc<Mutex<SendHalf>>,
+    phase: Phase,
+    /// The last time anything moved.
+    active: Instant,
+    /// Our side of the stream has ended.
+    half_closed: bool,
+    /// Sending failed; what has arrived is still read.
+    broken: Option<String>,
+    /// How it ended, once it is to be closed.
+    end: End,
+}
+
+enum Phase {
+    Connecting { route: Arc<Route>, at: usize, since: Instant },
+    Open,
+}
+
+enum End {
+    /// It was not needed any more.
+    Unneeded,
+    Refused,
+    Lost(String),
+    Violation(Arc<WireError>),
+    /// It never was open.
+    Unconnected(String),
+}
+
+/// How many rounds of sending and receiving a lane has before others get their turn.
+const ROUNDS: usize = 8;
+
+enum Step {
+    Progress,
+    Blocked,
+    Over,
+}
+
+impl Reactor {
+    /// Begins to connect a lane to the first address of the route from `at` on that can be tried.
+    pub(super) fn connect(&mut self, peer: Arc<Peer>, route: Arc<Route>, at: usize) {
+        let (mut at, mut why) = (at, String::new());
+        while let Some(&addr) = route.addrs.get(at) {
+            match Socket::connect(addr) {
+                Ok(socket) => {
+                    let until = self.now + self.core.config.connect_timeout;
+                    let lane = LaneConn::new(Arc::clone(&peer), Arc::clone(&route), at, self.now);
+                    match self.add_lane(socket, lane, until) {
+                        Some(token) => {
+                            self.lanes.entry(peer.number).or_default().push(token);
+                            return;
+                        }
+                        None => why = "it cannot be watched".to_owned(),
+                    }
+                }
+                Err(e) => why = e.to_string(),
+            }
+            at += 1;
+        }
+        self.unconnected(&peer, &route, &why, self.now);
+    }
+
+    fn unconnected(&mut self, peer: &Arc<Peer>, route: &Route, why: &str, since: Instant) {
+        let addr = route.addrs.last().copied().unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
+        peer.lane_failed(addr, why, since.elapsed());
+    }
+
+    /// A lane was closed: what it owed goes back to the queue or is settled.
+    pub(super) fn lane_gone(&mut self, token: Token, conn: LaneConn) {
+        let LaneConn { peer, mut lane, half, phase, end, .. } = conn;
+        if let Some(tokens) = self.lanes.get_mut(&peer.number) {
+            tokens.retain(|t| *t != token);
+        }
+        let mut half = half.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ending = match &end {
+            End::Refused => Ending::Refusal,
+            End::Violation(e) => Ending::Violation(e),
+            End::Lost(why) | End::Unconnected(why) => Ending::Lost(why),
+            End::Unneeded => Ending::Lost("the lane was given up"),
+        };
+        lane.lost(&mut half, &ending, &mut self.scratch.requeue);
+        peer.requeue(&mut self.scratch.requeue);
+        match (phase, end) {
+            (Phase::Connecting { route, at, since }, End::Unconnected(why)) => {
+                if at + 1 < route.addrs.len() {
+                    return self.connect(peer, route, at + 1);
+                }
+                self.unconnected(&peer, &route, &why, since);
+            }
+            (Phase::Connecting { .. }, _) => peer.lane_given_up(),
+            (Phase::Open, end) => {
+                peer.lane_closed();
+                match end {
+                    End::Refused => peer.distrust(),
+                    End::Lost(why) => {
+                        self.core.metrics.lanes_lost.add(1);
+                        tracing::debug!("a lane to {} was lost: {why}", peer.name());
+                    }
+                    End::Violation(e) => {
+                        tracing::warn!(
+                            "{} broke the protocol: {e}; its lane is closed",
+                            peer.name()
+                        );
+                    }
+                    End::Unneeded | End::Unconnected(_) => {}
+                }
+            }
+        }
+        peer.kick();
+    }
+
+    pub(super) fn drive_lane(&mut self, conn: &mut Conn) -> Fate {
+        if let Phase::Connecting { since, .. } = conn.lane().phase {
+            match self.check_connected(conn, since) {
+                Fate::Again => {}
+                fate => return fate,
+            }
+        }
+        if self.is_worn_out(conn) {
+            return Fate::Close;
+        }
+        for _ in 0..ROUNDS {
+            let pulled = self.pull(conn.lane());
+            let sent = send(conn, &mut self.scratch);
+            let received = receive(conn, &mut self.scratch);
+            let peer = Arc::clone(&conn.lane().peer);
+            peer.requeue(&mut self.scratch.requeue);
+            match (sent, received) {
+                (_, Step::Over) | (Step::Over, _) => return Fate::Close,
+                (Step::Blocked, Step::Blocked) if !pulled => return Fate::Wait,
+                _ => conn.lane().active = self.now,
+            }
+            if conn.lane().lane.is_done() {
+                return Fate::Close;
+            }
+        }
+        Fate::Again
+    }
+
+    /// `Again`: it is connected. Else what `drive` returns.
+    fn check_connected(&mut self, conn: &mut Conn, since: Instant) -> Fate {
+        let why = match conn.socket.connected() {
+            Ok(true) => {
+                let lane = conn.lane();
+                lane.phase = Phase::Open;
+                lane.active = self.now;
+                lane.peer.lane_opened();
+                conn.set_due(None);
+                (conn.readable, conn.writable) = (true, true);
+                return Fate::Again;
+            }
+            Ok(false) if !conn.is_due(self.now) => return Fate::Wait,
+            Ok(false) => {
+                let after = self.core.config.connect_timeout;
+                format!(
+                    "no answer in {after:?} (TENSORFERRY_CONNECT_TIMEOUT); {:?}",
+                    since.elapsed()
+                )
+            }
+            Err(e) => e.to_string(),
+        };
+        conn.lane().end = End::Unconnected(why);
+        Fate::Close
+    }
+
+    /// An idle lane that has nothing in flight may be dead without a sign. If work waits for it, a new
+    /// one is made instead.
+    fn is_worn_out(&self, conn: &mut Conn) -> bool {
+        let lane = conn.lane();
+        let idle = self.now.saturating_duration_since(lane.active);
+        if lane.lane.is_idle() && idle > self.core.config.lane_idle_probe && lane.peer.has_work() {
+            lane.lane.retire("it was idle for too long to be trusted");
+        }
+        lane.lane.is_done()
+    }
+
+    /// Takes on what the lane has room for; true if that was anything.
+    fn pull(&mut self, conn: &mut LaneConn) -> bool {
+        let room = conn.lane.room();
+        if room.requests == 0 || room.bytes == 0 {
+            return false;
+        }
+        let slices = &mut self.scratch.slices;
+        let pulled = conn.peer.pull(room, self.now, slices);
+        if slices.is_empty() {
+            return false;
+        }
+        let Ok(mut half) = conn.half.try_lock() else {
+            conn.peer.requeue(slices);
+            return false;
+        };
+        let mut deadline = None;
+        for slice in slices.drain(..) {
+            deadline = deadline.max(Some(Reverse(slice.batch.deadline)));
+            half.launch(slice);
+        }
+        conn.lane.take_over(&mut half);
+        if pulled.alone {
+            conn.lane.set_alone();
+        }
+        drop(half);
+        if let Some(Reverse(at)) = deadline {
+            self.sweep_by(at);
+        }
+        true
+    }
+}
+
+/// Sends until the socket is full or nothing is left.
+fn send(conn: &mut Conn, scratch: &mut Scratch) -> Step {
+    let writable = conn.writable;
+    let socket = conn.socket.clone();
+    let lane = conn.lane();
+    let Ok(mut half) = lane.half.try_lock() else { return Step::Blocked };
+    let mut step = Step::Blocked;
+    let mut max_spans = MAX_CALL_SPANS;
+    let mut full = !writable;
+    while half.wants() && !full && lane.broken.is_none() {
+        scratch.spans.clear();
+        half.plan(max_spans, &mut scratch.spans);
+        match socket.send(&scratch.spans) {
+            Ok(n) => {
+                half.sent(n);
+                (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
+            }
+            Err(e) => match (e.kind(), e.raw_os_error()) {
+                (io::ErrorKind::WouldBlock, _) => full = true,
+                (io::ErrorKind::Interrupted, _) => {}
+                // One of many pieces is bad; alone it shows itself.
+                (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
+                (_, Some(libc::EFAULT)) => {
+                    lane.lane.bad_address_sending(&mut half, &mut scratch.requeue);
+                    (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
+                }
+                // What the peer said before it hung up is still to be read.
+                _ => lane.broken = Some(e.to_string()),
+            },
+        }
+    }
+    if !lane.half_closed && (half.is_shut() || lane.lane.wants_half_close(&half)) {
+        half.end();
+        socket.half_close();
+        lane.half_closed = true;
+    }
+    let broken = lane.broken.is_some();
+    drop(half);
+    conn.writable = !full;
+    conn.readable |= broken;
+    step
+}
+
+/// Receives until nothing is there or nothing is owed.
+fn receive(conn: &mut Conn, scratch: &mut Scratch) -> Step {
+    if !conn.readable {
+        return Step::Blocked;
+    }
+    let socket = conn.socket.clone();
+    let discard = Span::of_mut(&mut scratch.receive);
+    let mut step = Step::Blocked;
+    let mut max_spans = MAX_CALL_SPANS;
+    for _ in 0..ROUNDS {
+        scratch.spans.clear();
+        let lane = conn.lane();
+        let users = lane.lane.plan(discard, max_spans, &mut scratch.spans);
+        let planned: usize = scratch.spans.iter().map(|s| s.len).sum();
+        match receive_planned(&socket, &scratch.spans) {
+            Ok(0) => return ended(conn),
+            Ok(n) => {
+                step = Step::Progress;
+                max_spans = MAX_CALL_SPANS;
+                let Ok(half) = lane.half.try_lock() else { return step };
+                let fault = lane.lane.received(n, &half).err();
+                drop(half);
+                if let Some(fault) = fault {
+                    lane.end = match fault {
+                        LaneFault::Refused => End::Refused,
+                        LaneFault::Wire(e) => End::Violation(Arc::new(e)),
+                    };
+                    return Step::Over;
+                }
+                // A short count means that the socket is empty, unless a bad address cut it short.
+                if n < planned && !users {
+                    conn.readable = false;
+                    return step;
+                }
+            }
+            Err(e) => match (e.kind(), e.raw_os_error()) {
+                (io::ErrorKind::WouldBlock, _) => {
+                    conn.readable = false;
+                    return step;
+                }
+                (io::ErrorKind::Interrupted, _) => {}
+                (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
+                (_, Some(libc::EFAULT)) => {
+                    lane.lane.bad_address_receiving();
+                    (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
+                }
+                _ => {
+                    lane.end = End::Lost(lane.broken.take().unwrap_or_else(|| e.to_string()));
+                    return Step::Over;
+                }
+            },
+        }
+    }
+    step
+}
+
+fn receive_planned(socket: &Socket, spans: &[Span]) -> io::Result<usize> {
+    // SAFETY: `Lane::plan` names the lane's scratch, the thread's receive buffer, and the local memory of
+    // READs that are not settled, which `Segment::submit`'s caller has lent until the batch is final.
+    unsafe { socket.receive(spans) }
+}
+
+/// The stream has ended: for a v1 WRITE that is the answer.
+fn ended(conn: &mut Conn) -> Step {
+    let settled = conn.socket.take_error().is_none()
+        && conn.socket.unacknowledged().is_ok_and(|bytes| bytes <= 1);
+    let lane = conn.lane();
+    let complete = match lane.half.try_lock() {
+        Ok(half) => lane.lane.ended(&half, settled),
+        Err(_) => false,
+    };
+    lane.end = match lane.broken.take() {
+        _ if complete => End::Unneeded,
+        Some(why) => End::Lost(why),
+        None => End::Lost("the peer closed the connection".to_owned()),
+    };
+    Step::Over
+}
+
+impl LaneConn {
+    fn new(peer: Arc<Peer>, route: Arc<Route>, at: usize, now: Instant) -> Self {
+        let (version, addr) = (route.version, route.addrs[at]);
+        Self {
+            peer,
+            lane: Lane::new(version, addr),
+            half: Arc::new(Mutex::new(SendHalf::new(version))),
+            phase: Phase::Connecting { route, at, since: now },
+            active: now,
+            half_closed: false,
+            broken: None,
+            end: End::Unneeded,
+        }
+    }
+
+    pub(super) fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// Lets go of what is to stop; returns the next deadline of what is left.
+    pub(super) fn sweep(&mut self, now: Instant, requeue: &mut Vec<Slice>) -> Option<Instant> {
+        let mut half = self.half.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.lane.sweep(&mut half, now, requeue)
+    }
+
+    pub(super) fn revoke(&self, addr: u64) {
+        self.lane.revoke(addr);
+    }
+
+    /// Settles everything in flight, for the end of the engine.
+    pub(super) fn stop_all(&mut self, now: Instant) {
+        self.lane.stop_all(Stop::Closed);
+        let mut nothing = Vec::new();
+        self.sweep(now, &mut nothing);
+    }
+}

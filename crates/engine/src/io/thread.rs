@@ -1,0 +1,671 @@
+//! An IO thread: its poller, its connections, and what it is told from outside.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::io::control::ControlConn;
+use crate::io::lane::LaneConn;
+use crate::io::serve::ServeConn;
+use crate::io::{Listener, Socket};
+use crate::memory::Span;
+use crate::peer::Peer;
+use crate::transfer::{Slice, Stop};
+
+/// What an IO thread can be told.
+pub(crate) enum Command {
+    /// Look at a peer's queue.
+    Kick(Arc<Peer>),
+    /// Make a lane to a peer whose queue another thread looks after.
+    Dial(Arc<Peer>),
+    /// Serve a connection that was accepted.
+    Serve(Socket),
+    /// Some batch is to stop: settle what is held of it.
+    Sweep,
+    /// Let go of the buffer that starts here.
+    Revoke(u64),
+    /// End.
+    Stop,
+}
+
+/// How an IO thread is told things.
+pub(crate) struct Mailbox {
+    commands: Mutex<Vec<Command>>,
+    /// The thread is not asleep, or has been woken.
+    awake: AtomicBool,
+    waker: Waker,
+}
+
+/// The thread, as its engine sees it.
+pub(crate) struct IoThread {
+    join: JoinHandle<()>,
+}
+
+/// What the thread works with; moved there, never shared.
+pub(crate) struct Reactor {
+    pub(super) core: Arc<Core>,
+    index: usize,
+    poll: Poll,
+    conns: Vec<Place>,
+    free: Vec<usize>,
+    listeners: Vec<Listening>,
+    next_thread: usize,
+    /// Connections that have something to do now.
+    ready: VecDeque<Token>,
+    timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    next_sweep: Option<Instant>,
+    /// Peers whose queue is looked after here.
+    peers: HashMap<usize, Arc<Peer>>,
+    /// Lanes of each peer that live here.
+    pub(super) lanes: HashMap<usize, Vec<Token>>,
+    pub(super) now: Instant,
+    pub(super) scratch: Scratch,
+    stopping: bool,
+}
+
+/// Buffers that every connection of the thread uses in turn.
+pub(crate) struct Scratch {
+    pub(super) spans: Vec<Span>,
+    pub(super) slices: Vec<Slice>,
+    pub(super) requeue: Vec<Slice>,
+    pub(super) receive: Box<[u8]>,
+}
+
+/// How much of what peers send is received at once, when it is not received in place.
+const RECEIVE: usize = 256 << 10;
+
+struct Place {
+    generation: u32,
+    conn: Option<Box<Conn>>,
+}
+
+pub(crate) struct Conn {
+    pub(super) token: Token,
+    pub(super) socket: Socket,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    queued: bool,
+    /// When it is to be looked at again at the latest.
+    due: Option<Instant>,
+    /// Whether a timer for `due` is running.
+    timed: bool,
+    kind: Kind,
+}
+
+enum Kind {
+    Lane(LaneConn),
+    Serve(ServeConn),
+    Control(ControlConn),
+}
+
+/// What a connection said when it was driven.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fate {
+    /// It waits for its socket.
+    Wait,
+    /// Its budget is spent, and it has more to do.
+    Again,
+    /// It is to be closed.
+    Close,
+}
+
+struct Listening {
+    listener: Listener,
+    role: Role,
+}
+
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Role {
+    Control,
+    Data,
+}
+
+const WAKER: Token = Token(0);
+const FIRST_LISTENER: usize = 1;
+const LISTENERS: usize = 2;
+/// Tokens of connections: index in the low half, generation in the high one.
+const FIRST_CONN: usize = FIRST_LISTENER + LISTENERS;
+/// How long a listener rests when the process is out of descriptors.
+const REST: Duration = Duration::from_millis(100);
+/// How many control connections are served at the same time.
+const MAX_CONTROL: usize = 512;
+
+impl Mailbox {
+    pub(crate) fn post(&self, command: Command) {
+        self.lock().push(command);
+        // SeqCst: pairs with `sleep`, which says "asleep" before it looks for commands a last time.
+        if !self.awake.swap(true, Ordering::SeqCst) {
+            // An eventfd of ours takes a write unless its counter is full, and then it is awake.
+            let _ = self.waker.wake();
+        }
+    }
+
+    fn take(&self) -> Vec<Command> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// True if the thread may sleep: nothing was posted, and whoever posts from now on wakes it.
+    fn sleep(&self) -> bool {
+        self.awake.store(false, Ordering::SeqCst);
+        let empty = self.lock().is_empty();
+        if !empty {
+            self.awake.store(true, Ordering::SeqCst);
+        }
+        empty
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Command>> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A poller and the mailbox that wakes it, for a thread that is started later.
+pub(crate) fn prepare() -> Result<(Poll, Arc<Mailbox>)> {
+    let poll = Poll::new().map_err(|e| Error::io("making a poller (epoll)", e))?;
+    let waker =
+        Waker::new(poll.registry(), WAKER).map_err(|e| Error::io("making a waker (eventfd)", e))?;
+    let mailbox = Mailbox { commands: Mutex::default(), awake: AtomicBool::new(true), waker };
+    Ok((poll, Arc::new(mailbox)))
+}
+
+impl IoThread {
+    /// Starts thread `index` of the engine; `listeners` are the control and the data listener, for one of
+    /// the threads.
+    pub(crate) fn start(
+        core: &Arc<Core>,
+        index: usize,
+        poll: Poll,
+        listeners: Option<(Listener, Listener)>,
+    ) -> Result<Self> {
+        let mut reactor = Reactor::new(Arc::clone(core), index, poll);
+        if let Some((control, data)) = listeners {
+            reactor.listen(control, Role::Control)?;
+            reactor.listen(data, Role::Data)?;
+        }
+        let thread = std::thread::Builder::new().name(format!("ferry-io-{index}"));
+        let join = thread
+            .spawn(move || reactor.run())
+            .map_err(|e| Error::io("starting an IO thread", e))?;
+        Ok(Self { join })
+    }
+
+    /// Waits for the end of a thread that was told to stop.
+    pub(crate) fn join(self) {
+        let _ = self.join.join();
+    }
+}
+
+impl Reactor {
+    fn new(core: Arc<Core>, index: usize, poll: Poll) -> Self {
+        Self {
+            core,
+            index,
+            poll,
+            conns: Vec::new(),
+            free: Vec::new(),
+            listeners: Vec::new(),
+            next_thread: 0,
+            ready: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            next_sweep: None,
+            peers: HashMap::new(),
+            lanes: HashMap::new(),
+            now: Instant::now(),
+            scratch: Scratch {
+                spans: Vec::with_capacity(crate::tcp::MAX_CALL_SPANS),
+                slices: Vec::new(),
+                requeue: Vec::new(),
+                receive: vec![0; RECEIVE].into_boxed_slice(),
+            },
+            stopping: false,
+        }
+    }
+
+    fn listen(&mut self, listener: Listener, role: Role) -> Result<()> {
+        let token = Token(FIRST_LISTENER + self.listeners.len());
+        self.register(listener.as_raw_fd(), token, Interest::READABLE)
+            .map_err(|e| Error::io("watching a listener", e))?;
+        self.listeners.push(Listening { listener, role });
+        Ok(())
+    }
+
+    fn register(&self, fd: i32, token: Token, interest: Interest) -> io::Result<()> {
+        self.poll.registry().register(&mut SourceFd(&fd), token, interest)
+    }
+
+    fn run(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
+            tracing::error!("an IO thread panicked, which is a bug; the engine is closed");
+            self.core.begin_close();
+        }
+        self.fail_everything();
+    }
+
+    fn work(&mut self) {
+        let mut events = Events::with_capacity(256);
+        while !self.stopping {
+            let timeout = self.timeout();
+            if let Err(e) = self.poll.poll(&mut events, timeout)
+                && e.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!("epoll_wait failed: {e}; the engine is closed");
+                self.core.begin_close();
+                return;
+            }
+            self.mailbox().awake.store(true, Ordering::SeqCst);
+            self.now = Instant::now();
+            for event in &events {
+                self.note(event);
+            }
+            self.obey();
+            self.drive_ready();
+            // Readable sockets were served before deadlines are looked at: a process that was stopped does
+            // not fail what had arrived.
+            self.ring();
+        }
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.core.mailboxes[self.index]
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if !self.ready.is_empty() || !self.mailbox().sleep() {
+            return Some(Duration::ZERO);
+        }
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        let next = timer.into_iter().chain(self.next_sweep).min()?;
+        // Rounded up: a poll that ends a moment early would only go round once more.
+        Some(next.saturating_duration_since(Instant::now()) + Duration::from_micros(500))
+    }
+
+    fn note(&mut self, event: &mio::event::Event) {
+        let token = event.token();
+        if token == WAKER {
+            return;
+        }
+        if token.0 < FIRST_CONN {
+            self.accept(token);
+            return;
+        }
+        let closed = event.is_error() || event.is_read_closed() && event.is_write_closed();
+        if let Some(conn) = self.conn(token) {
+            conn.readable |= event.is_readable() || event.is_read_closed() || closed;
+            conn.writable |= event.is_writable() || closed;
+            self.make_ready(token);
+        }
+    }
+
+    fn obey(&mut self) {
+        for command in self.mailbox().take() {
+            match command {
+                Command::Kick(peer) => {
+                    peer.answer_kick();
+                    self.peers.entry(peer.number).or_insert_with(|| Arc::clone(&peer));
+                    self.look_at(&peer);
+                }
+                Command::Dial(peer) => self.dial(&peer),
+                Command::Serve(socket) => self.serve(socket),
+                Command::Sweep => self.sweep(),
+                Command::Revoke(addr) => self.revoke(addr),
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    /// Gives a peer's queue to its lanes here, and makes another lane if they cannot take it all.
+    pub(super) fn look_at(&mut self, peer: &Arc<Peer>) {
+        let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
+        for token in lanes {
+            self.drive(token);
+        }
+        if let Some(at) = peer.next_deadline() {
+            self.sweep_by(at);
+        }
+        self.spread(peer);
+    }
+
+    /// Makes another lane if what is queued needs one.
+    pub(super) fn spread(&mut self, peer: &Arc<Peer>) {
+        while let Some((route, number)) = peer.wants_lane() {
+            let thread = (peer.home + number) % self.core.mailboxes.len();
+            if thread == self.index {
+                self.connect(Arc::clone(peer), route, 0);
+            } else {
+                self.core.mailboxes[thread].post(Command::Dial(Arc::clone(peer)));
+            }
+        }
+    }
+
+    fn dial(&mut self, peer: &Arc<Peer>) {
+        match peer.route() {
+            Some(route) => self.connect(Arc::clone(peer), route, 0),
+            None => peer.lane_given_up(),
+        }
+    }
+
+    fn drive_ready(&mut self) {
+        // Only those that are ready now: what they make ready comes after the next poll.
+        for _ in 0..self.ready.len() {
+            let Some(token) = self.ready.pop_front() else { return };
+            if let Some(conn) = self.conn(token) {
+                conn.queued = false;
+                self.drive(token);
+            }
+        }
+    }
+
+    /// Lets a connection do what it can.
+    pub(super) fn drive(&mut self, token: Token) {
+        let Some(mut conn) = self.take(token) else { return };
+        let fate = match &mut conn.kind {
+            Kind::Lane(_) => self.drive_lane(&mut conn),
+            Kind::Serve(_) => self.drive_serve(&mut conn),
+            Kind::Control(_) => self.drive_control(&mut conn),
+        };
+        match fate {
+            Fate::Close => self.close(conn),
+            Fate::Wait => self.put_back(conn),
+            Fate::Again => {
+                self.put_back(conn);
+                self.make_ready(token);
+            }
+        }
+    }
+
+    fn close(&mut self, conn: Box<Conn>) {
+        let (index, _) = split(conn.token);
+        let _ = self.poll.registry().deregister(&mut SourceFd(&conn.socket.as_raw_fd()));
+        self.conns[index].generation = self.conns[index].generation.wrapping_add(1);
+        self.free.push(index);
+        if let Kind::Lane(lane) = conn.kind {
+            self.lane_gone(conn.token, lane);
+        }
+    }
+
+    fn accept(&mut self, token: Token) {
+        let at = token.0 - FIRST_LISTENER;
+        loop {
+            let Listening { listener, role } = &self.listeners[at];
+            let role = *role;
+            match listener.accept() {
+                Ok((socket, _)) => self.admit(socket, role),
+                Err(e) => match e.raw_os_error() {
+                    Some(libc::EAGAIN) => return,
+                    // Faults of the one connection; the next is a new chance.
+                    Some(libc::ECONNABORTED | libc::EINTR | libc::EPROTO | libc::EPERM) => {}
+                    _ => {
+                        tracing::warn!(
+                            "accepting a connection failed: {e}; trying again in {REST:?}"
+                        );
+                        self.timers.push(Reverse((self.now + REST, token)));
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: Socket, role: Role) {
+        match role {
+            Role::Data => {
+                self.core.metrics.connections_accepted.add(1);
+                let thread = self.next_thread % self.core.mailboxes.len();
+                self.next_thread = self.next_thread.wrapping_add(1);
+                if thread == self.index {
+                    self.serve(socket);
+                } else {
+                    self.core.mailboxes[thread].post(Command::Serve(socket));
+                }
+            }
+            Role::Control => {
+                let busy = self.each().filter(|c| matches!(c.kind, Kind::Control(_))).count();
+                if busy < MAX_CONTROL {
+                    let due = self.now + ControlConn::PATIENCE;
+                    let kind = Kind::Control(ControlConn::new(&self.core));
+                    self.add(socket, kind, true, Some(due));
+                } else {
+                    tracing::warn!("{busy} control connections are open; one more is refused");
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, socket: Socket) {
+        self.add(socket, Kind::Serve(ServeConn::new()), true, None);
+    }
+
+    pub(super) fn add_lane(
+        &mut self,
+        socket: Socket,
+        lane: LaneConn,
+        due: Instant,
+    ) -> Option<Token> {
+        self.add(socket, Kind::Lane(lane), false, Some(due))
+    }
+
+    /// Takes a connection on. A new one is driven at once, since what has arrived already makes no event.
+    fn add(
+        &mut self,
+        socket: Socket,
+        kind: Kind,
+        open: bool,
+        due: Option<Instant>,
+    ) -> Option<Token> {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.conns.push(Place { generation: 0, conn: None });
+            self.conns.len() - 1
+        });
+        let token = join(index, self.conns[index].generation);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(e) = self.register(socket.as_raw_fd(), token, interest) {
+            tracing::warn!("watching a connection failed: {e}; it is closed");
+            self.free.push(index);
+            return None;
+        }
+        let conn = Conn {
+            token,
+            socket,
+            readable: open,
+            writable: open,
+            queued: false,
+            due,
+            timed: false,
+            kind,
+        };
+        self.put_back(Box::new(conn));
+        self.make_ready(token);
+        Some(token)
+    }
+
+    fn conn(&mut self, token: Token) -> Option<&mut Conn> {
+        let (index, generation) = split(token);
+        let place = self.conns.get_mut(index).filter(|p| p.generation == generation)?;
+        place.conn.as_deref_mut()
+    }
+
+    fn take(&mut self, token: Token) -> Option<Box<Conn>> {
+        let (index, generation) = split(token);
+        self.conns.get_mut(index).filter(|p| p.generation == generation)?.conn.take()
+    }
+
+    fn put_back(&mut self, mut conn: Box<Conn>) {
+        let (index, _) = split(conn.token);
+        if let Some(due) = conn.due.filter(|_| !conn.timed) {
+            conn.timed = true;
+            self.timers.push(Reverse((due, conn.token)));
+        }
+        self.conns[index].conn = Some(conn);
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Conn> {
+        self.conns.iter().filter_map(|p| p.conn.as_deref())
+    }
+
+    pub(super) fn make_ready(&mut self, token: Token) {
+        if let Some(conn) = self.conn(token)
+            && !std::mem::replace(&mut conn.queued, true)
+        {
+            self.ready.push_back(token);
+        }
+    }
+
+    /// Does what is due.
+    fn ring(&mut self) {
+        while let Some(&Reverse((at, token))) = self.timers.peek() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop();
+            if token.0 < FIRST_CONN {
+                self.accept(token);
+            } else if self.conn(token).is_some_and(|c| c.is_due(at)) {
+                self.drive(token);
+            }
+        }
+        if self.next_sweep.is_some_and(|at| at <= self.now) {
+            self.sweep();
+        }
+    }
+
+    pub(super) fn sweep_by(&mut self, at: Instant) {
+        self.next_sweep = Some(self.next_sweep.map_or(at, |next| next.min(at)));
+    }
+
+    /// Settles what is past its deadline or was told to stop, in queues and on lanes.
+    fn sweep(&mut self) {
+        self.now = Instant::now();
+        self.next_sweep = None;
+        let peers: Vec<_> = self.peers.values().cloned().collect();
+        for peer in &peers {
+            if let Some(at) = peer.sweep(self.now) {
+                self.sweep_by(at);
+            }
+        }
+        for token in self.lane_tokens() {
+            let Some(mut conn) = self.take(token) else { continue };
+            let Kind::Lane(lane) = &mut conn.kind else { unreachable!("listed as a lane") };
+            let next = lane.sweep(self.now, &mut self.scratch.requeue);
+            let peer = Arc::clone(lane.peer());
+            peer.requeue(&mut self.scratch.requeue);
+            self.put_back(conn);
+            if let Some(at) = next {
+                self.sweep_by(at);
+            }
+            self.make_ready(token);
+        }
+        for peer in &peers {
+            self.spread(peer);
+        }
+    }
+
+    fn lane_tokens(&self) -> Vec<Token> {
+        self.lanes.values().flatten().copied().collect()
+    }
+
+    /// Lets go of a buffer that its owner wants back, whatever that costs.
+    fn revoke(&mut self, addr: u64) {
+        let users: Vec<Token> = self
+            .each()
+            .filter(|c| matches!(&c.kind, Kind::Serve(serve) if serve.uses(addr)))
+            .map(|c| c.token)
+            .collect();
+        for token in users {
+            if let Some(conn) = self.take(token) {
+                tracing::warn!(
+                    "{addr:#x} is unregistered while a peer moves it: its connection is closed"
+                );
+                conn.socket.reset_on_close();
+                self.close(conn);
+            }
+        }
+        for peer in self.peers.values() {
+            peer.revoke(addr);
+        }
+        for conn in self.each() {
+            if let Kind::Lane(lane) = &conn.kind {
+                lane.revoke(addr);
+            }
+        }
+        self.sweep();
+    }
+
+    /// The end: nothing that this thread held is touched after it.
+    fn fail_everything(&mut self) {
+        for peer in self.peers.values() {
+            peer.stop_all(Stop::Closed);
+        }
+        self.now = Instant::now();
+        for place in &mut self.conns {
+            if let Some(mut conn) = place.conn.take()
+                && let Kind::Lane(lane) = &mut conn.kind
+            {
+                lane.stop_all(self.now);
+            }
+        }
+        for command in self.mailbox().take() {
+            if let Command::Kick(peer) = command {
+                peer.stop_all(Stop::Closed);
+            }
+        }
+    }
+}
+
+impl Conn {
+    pub(super) fn lane(&mut self) -> &mut LaneConn {
+        match &mut self.kind {
+            Kind::Lane(lane) => lane,
+            _ => unreachable!("driven by its kind"),
+        }
+    }
+
+    pub(super) fn serve(&mut self) -> &mut ServeConn {
+        match &mut self.kind {
+            Kind::Serve(serve) => serve,
+            _ => unreachable!("driven by its kind"),
+        }
+    }
+
+    pub(super) fn control(&mut self) -> &mut ControlConn {
+        match &mut self.kind {
+            Kind::Control(control) => control,
+            _ => unreachable!("driven by its kind"),
+        }
+    }
+
+    pub(super) fn set_due(&mut self, at: Option<Instant>) {
+        if self.due != at {
+            (self.due, self.timed) = (at, false);
+        }
+    }
+
+    pub(super) fn has_due(&self) -> bool {
+        self.due.is_some()
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+}
+
+const INDEX_BITS: u32 = 32;
+
+fn join(index: usize, generation: u32) -> Token {
+    Token(((generation as usize) << INDEX_BITS) | (index + FIRST_CONN))
+}
+
+fn split(token: Token) -> (usize, u32) {
+    let index = (token.0 & ((1 << INDEX_BITS) - 1)) - FIRST_CONN;
+    (index, (token.0 >> INDEX_BITS) as u32)
+}

@@ -1,0 +1,137 @@
+//! The send half of a lane: requests that have not left yet.
+//!
+//! It has one owner at a time, who claims it with `try_lock`: the lane's IO thread now, and a
+//! submitting thread as well when it sends for itself. All that a sender needs is here; what it
+//! launched is taken over by the receive half, which belongs to the IO thread alone.
+
+use std::collections::VecDeque;
+
+use tensorferry_wire::{HEADER_LEN, Header, Op, Version};
+
+use crate::memory::Span;
+use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
+use crate::transfer::Slice;
+
+/// Requests in the order in which they leave.
+pub(crate) struct SendHalf {
+    version: Version,
+    queue: VecDeque<Outgoing>,
+    /// Slices whose answers are awaited, and that the receive half does not know of yet.
+    pub(super) launched: Vec<(u64, Slice)>,
+    next_seq: u64,
+    open: bool,
+}
+
+struct Outgoing {
+    seq: u64,
+    header: [u8; HEADER_LEN],
+    local: u64,
+    /// Payload bytes: none for a READ.
+    payload: u64,
+    /// Bytes of header and payload that a socket has taken.
+    sent: u64,
+}
+
+const HEADER: u64 = HEADER_LEN as u64;
+
+impl SendHalf {
+    pub(crate) fn new(version: Version) -> Self {
+        Self { version, queue: VecDeque::new(), launched: Vec::new(), next_seq: 0, open: true }
+    }
+
+    /// Takes a slice on: it will be sent behind all others.
+    pub(crate) fn launch(&mut self, slice: Slice) {
+        let (op, len) = (slice.op(), slice.len);
+        let header = Header { op, version: self.version, addr: slice.remote(), len };
+        self.queue.push_back(Outgoing {
+            seq: self.next_seq,
+            header: header.encode(),
+            local: slice.local(),
+            payload: if op == Op::Write { len } else { 0 },
+            sent: 0,
+        });
+        self.launched.push((self.next_seq, slice));
+        self.next_seq += 1;
+    }
+
+    /// Whether something is left to send.
+    pub(crate) fn wants(&self) -> bool {
+        self.open && !self.queue.is_empty()
+    }
+
+    /// What the next send call sends, at most `max_spans` pieces.
+    pub(crate) fn plan(&self, max_spans: usize, spans: &mut Vec<Span>) {
+        let mut room = MAX_CALL_BYTES;
+        for item in &self.queue {
+            if spans.len() + 2 > max_spans.clamp(2, MAX_CALL_SPANS) || room == 0 {
+                break;
+            }
+            if item.sent < HEADER {
+                spans.push(Span::of(&item.header[item.sent as usize..]));
+            }
+            let offset = item.sent.saturating_sub(HEADER);
+            let take = (item.payload - offset).min(room);
+            if take > 0 {
+                spans.push(Span { addr: item.local + offset, len: take as usize });
+                room -= take;
+            }
+            if offset + take < item.payload {
+                break;
+            }
+        }
+        spans.truncate(max_spans);
+    }
+
+    /// A socket has taken `n` bytes of what was planned.
+    pub(crate) fn sent(&mut self, n: usize) {
+        let mut n = n as u64;
+        while n > 0 {
+            let front = self.queue.front_mut().expect("no more is taken than was planned");
+            let take = n.min(HEADER + front.payload - front.sent);
+            front.sent += take;
+            n -= take;
+            if front.sent == HEADER + front.payload {
+                self.queue.pop_front();
+            }
+        }
+    }
+
+    /// The request that leaves next, or is leaving.
+    pub(super) fn front(&self) -> Option<u64> {
+        self.queue.front().map(|item| item.seq)
+    }
+
+    /// Whether any byte of the request was given to a socket.
+    pub(super) fn touched(&self, seq: u64) -> bool {
+        match self.queue.front() {
+            None => true,
+            Some(front) => seq < front.seq || (seq == front.seq && front.sent > 0),
+        }
+    }
+
+    /// Whether all of the request was given to a socket.
+    pub(super) fn gone(&self, seq: u64) -> bool {
+        self.front().is_none_or(|front| seq < front)
+    }
+
+    /// Takes an untouched request back.
+    pub(super) fn take_back(&mut self, seq: u64) {
+        self.queue.retain(|item| item.seq != seq);
+    }
+
+    /// Nothing more will be sent; what was not sent is forgotten here.
+    pub(super) fn shut(&mut self) {
+        self.open = false;
+        self.queue.clear();
+    }
+
+    /// All was sent, and nothing will follow.
+    pub(crate) fn end(&mut self) {
+        self.open = false;
+    }
+
+    /// Whether it was shut.
+    pub(crate) fn is_shut(&self) -> bool {
+        !self.open
+    }
+}

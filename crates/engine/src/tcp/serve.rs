@@ -1,0 +1,314 @@
+//! A data connection as its target sees it: requests come in, answers go out, in order.
+
+use std::collections::VecDeque;
+
+use tensorferry_wire::{
+    Header, Inbound, Op, RequestReader, STATUS_LEN, Status, Version, WireError,
+};
+
+use crate::memory::{CopyMode, Span, copy_in};
+use crate::registry::{Pin, Registry, Seen};
+use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
+
+/// Payloads from this length on are received in place instead of by way of the receive buffer.
+pub(crate) const DIRECT_FROM: u64 = 16 << 10;
+/// How many answers may wait to be sent before no more requests are read.
+const MAX_ANSWERS: usize = 1024;
+/// How many bytes of a refused sender are swallowed, so that a reset does not destroy the refusal.
+const MAX_DRAIN: u64 = 64 << 20;
+
+/// What a connection from a peer is doing.
+pub(crate) struct Serve {
+    reader: RequestReader,
+    /// The WRITE whose payload is arriving.
+    incoming: Option<Incoming>,
+    answers: VecDeque<Answer>,
+    /// Bytes of the first answer that have left.
+    sent: u64,
+    /// The buffer that was used last: requests tend to stay in it.
+    last: Option<Seen>,
+    /// A refusal is on its way; so many bytes are still swallowed.
+    draining: Option<u64>,
+    direct: bool,
+}
+
+struct Incoming {
+    header: Header,
+    pin: Pin,
+}
+
+enum Answer {
+    /// So many WRITEs were applied.
+    Applied(u32),
+    Refused,
+    /// A v2 READ is served.
+    Status,
+    Payload {
+        pin: Pin,
+        addr: u64,
+        len: u64,
+    },
+}
+
+/// What was done for peers since the last look.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Served {
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) refusals: u64,
+}
+
+/// Why a connection from a peer cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeFault {
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    #[error(
+        "a registered buffer cannot be written: {0}; its owner must not unmap it before unregister"
+    )]
+    Copy(#[from] std::io::Error),
+    /// The end of the stream is the acknowledgement of a v1 WRITE, so a refusal must be a reset.
+    #[error("a v1 request was refused")]
+    RefusedV1,
+    #[error("refused, and more was sent than is worth swallowing")]
+    Drained,
+}
+
+const APPLIED_RUN: usize = 128;
+/// Status frames of applied WRITEs, as many as leave in one piece.
+static APPLIED: [u8; APPLIED_RUN * STATUS_LEN] = applied_run();
+static REJECTED: [u8; STATUS_LEN] = Status::Rejected.encode();
+
+const fn applied_run() -> [u8; APPLIED_RUN * STATUS_LEN] {
+    let frame = Status::Applied.encode();
+    let mut run = [0; APPLIED_RUN * STATUS_LEN];
+    let mut at = 0;
+    while at < run.len() {
+        run[at] = frame[at % STATUS_LEN];
+        at += 1;
+    }
+    run
+}
+
+impl Serve {
+    pub(crate) fn new() -> Self {
+        Self {
+            reader: RequestReader::new(),
+            incoming: None,
+            answers: VecDeque::new(),
+            sent: 0,
+            last: None,
+            draining: None,
+            direct: false,
+        }
+    }
+
+    /// Whether more input is welcome; if not, answers have to leave first.
+    pub(crate) fn wants_input(&self) -> bool {
+        self.answers.len() < MAX_ANSWERS
+    }
+
+    /// Whether an answer is waiting to leave.
+    pub(crate) fn wants_output(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Whether a part of a header has arrived and the rest has not.
+    pub(crate) fn header_pending(&self) -> bool {
+        self.reader.header_pending()
+    }
+
+    /// Whether a refusal is to be sent, or was: after it our side of the stream ends.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.draining.is_some()
+    }
+
+    /// Where the rest of the payload goes if it is long enough to be received in place.
+    pub(crate) fn direct_span(&self) -> Option<Span> {
+        let incoming = self.incoming.as_ref()?;
+        let left = self.reader.payload_left();
+        (left >= DIRECT_FROM).then(|| Span {
+            addr: incoming.header.addr + self.reader.payload_offset(),
+            len: left.min(MAX_CALL_BYTES) as usize,
+        })
+    }
+
+    /// Whether the last payload was long: then the next one is likely to be, and little is read ahead
+    /// of its header.
+    pub(crate) fn expects_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// `n` bytes have arrived where [`Serve::direct_span`] said.
+    pub(crate) fn received_direct(&mut self, n: u64, served: &mut Served) {
+        if n > 0 && self.reader.advance_payload(n) {
+            self.applied(served);
+        }
+    }
+
+    /// Bytes have arrived in the receive buffer.
+    pub(crate) fn received(
+        &mut self,
+        mut input: &[u8],
+        registry: &Registry,
+        mode: CopyMode,
+        served: &mut Served,
+    ) -> Result<(), ServeFault> {
+        while !input.is_empty() {
+            if let Some(left) = &mut self.draining {
+                *left = left.checked_sub(input.len() as u64).ok_or(ServeFault::Drained)?;
+                return Ok(());
+            }
+            let (used, event) = self.reader.feed(input)?;
+            match event {
+                None => {}
+                Some(Inbound::Request(header)) => self.request(header, registry, served)?,
+                Some(Inbound::Payload { offset, bytes, last }) => {
+                    if let Some(incoming) = &self.incoming {
+                        let addr = incoming.header.addr + offset;
+                        copy_in(&incoming.pin, addr, bytes, mode)?;
+                        if last {
+                            self.applied(served);
+                        }
+                    }
+                }
+            }
+            input = &input[used..];
+        }
+        Ok(())
+    }
+
+    fn request(
+        &mut self,
+        header: Header,
+        registry: &Registry,
+        served: &mut Served,
+    ) -> Result<(), ServeFault> {
+        let Header { op, addr, len, .. } = header;
+        let seen = self.last.as_ref().and_then(|seen| seen.pin(op, addr, len));
+        let Some(pin) = seen.or_else(|| self.find(registry, header)) else {
+            return self.refuse(header, served);
+        };
+        match op {
+            Op::Write => {
+                self.direct = len >= DIRECT_FROM;
+                self.incoming = Some(Incoming { header, pin });
+            }
+            Op::Read => {
+                self.direct = false;
+                served.reads += 1;
+                served.bytes_read += len;
+                if header.version == Version::V2 {
+                    self.answers.push_back(Answer::Status);
+                }
+                self.answers.push_back(Answer::Payload { pin, addr, len });
+            }
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, registry: &Registry, Header { op, addr, len, .. }: Header) -> Option<Pin> {
+        let pin = registry.find(op, addr, len)?;
+        self.last = Some(pin.seen());
+        Some(pin)
+    }
+
+    fn refuse(&mut self, header: Header, served: &mut Served) -> Result<(), ServeFault> {
+        served.refusals += 1;
+        self.last = None;
+        if header.version == Version::V1 {
+            return Err(ServeFault::RefusedV1);
+        }
+        self.draining = Some(MAX_DRAIN);
+        self.answers.push_back(Answer::Refused);
+        Ok(())
+    }
+
+    /// The payload is in place: acknowledge it, in v2.
+    fn applied(&mut self, served: &mut Served) {
+        let Some(Incoming { header, pin }) = self.incoming.take() else { return };
+        served.writes += 1;
+        served.bytes_written += header.len;
+        drop(pin);
+        if header.version == Version::V1 {
+            return;
+        }
+        match self.answers.back_mut() {
+            Some(Answer::Applied(n)) => *n += 1,
+            _ => self.answers.push_back(Answer::Applied(1)),
+        }
+    }
+
+    /// What the next send call sends.
+    pub(crate) fn plan(&self, spans: &mut Vec<Span>) {
+        let (mut room, mut skip) = (MAX_CALL_BYTES, self.sent);
+        for answer in &self.answers {
+            if room == 0 || spans.len() >= MAX_CALL_SPANS {
+                return;
+            }
+            let len = answer.len();
+            let take = (len - skip).min(room);
+            answer.spans(skip, take, spans);
+            room -= take;
+            if skip + take < len {
+                return;
+            }
+            skip = 0;
+        }
+    }
+
+    /// A socket has taken `n` bytes of what was planned.
+    pub(crate) fn sent(&mut self, n: usize) {
+        self.sent += n as u64;
+        while let Some(front) = self.answers.front() {
+            if self.sent < front.len() {
+                break;
+            }
+            self.sent -= front.len();
+            self.answers.pop_front();
+        }
+    }
+
+    /// Whether the buffer that starts at `addr` is in use here.
+    pub(crate) fn uses(&self, addr: u64) -> bool {
+        let incoming = self.incoming.iter().map(|i| &i.pin);
+        let outgoing = self.answers.iter().filter_map(|a| match a {
+            Answer::Payload { pin, .. } => Some(pin),
+            _ => None,
+        });
+        incoming.chain(outgoing).any(|pin| pin.buffer_addr() == addr)
+    }
+}
+
+impl Answer {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Applied(n) => u64::from(*n) * STATUS_LEN as u64,
+            Self::Refused | Self::Status => STATUS_LEN as u64,
+            Self::Payload { len, .. } => *len,
+        }
+    }
+
+    /// The pieces of `take` bytes from `skip` on.
+    fn spans(&self, skip: u64, take: u64, spans: &mut Vec<Span>) {
+        let piece = |bytes: &'static [u8]| Span::of(&bytes[skip as usize..(skip + take) as usize]);
+        match self {
+            Self::Refused => spans.push(piece(&REJECTED)),
+            Self::Status => spans.push(piece(&APPLIED)),
+            &Self::Payload { addr, .. } => {
+                spans.push(Span { addr: addr + skip, len: take as usize });
+            }
+            Self::Applied(_) => {
+                let mut skip = skip as usize % STATUS_LEN;
+                let mut left = take as usize;
+                while left > 0 && spans.len() < MAX_CALL_SPANS {
+                    let len = left.min(APPLIED.len() - skip);
+                    spans.push(Span::of(&APPLIED[skip..skip + len]));
+                    (left, skip) = (left - len, 0);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Two engines in one process, over loopback, and strangers at their ports.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+mod common;
+mod pair;
