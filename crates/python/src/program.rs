@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 
 use crate::failure::panic_text;
 
-/// Runs the program `tensorferry` with these arguments, the first of which is the program's name, and
-/// returns its exit code. `rerun` is the command that runs it again, for the processes that it starts.
+/// Runs the program `tensorferry` with these arguments, which do not begin with its name, and returns
+/// its exit code. `rerun` is the command that runs it again, for the processes that it starts.
 #[pyfunction]
 pub(crate) fn main(py: Python<'_>, args: Vec<OsString>, rerun: Vec<OsString>) -> PyResult<i32> {
     let run = || catch_unwind(|| tensorferry_cli::main(args, rerun));

@@ -12,7 +12,7 @@ def main() -> int:
     if threading.current_thread() is threading.main_thread():
         # Python's own handler would wait for the program to end, and the program is not Python.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.main(["tensorferry", *sys.argv[1:]], [sys.executable, "-m", "tensorferry"])
+    return _native.main(sys.argv[1:], [sys.executable, "-m", "tensorferry"])
 
 
 if __name__ == "__main__":
