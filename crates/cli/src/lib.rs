@@ -1,1 +1,93 @@
-//! placeholder
+//! The program `tensorferry`, as a library: the binary and the Python package run the same [`main`].
+//!
+//! It only translates between people and the engine. It never ends the process by itself, and bad
+//! input is an exit code and a text on stderr, not a panic.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cpu;
+mod demo;
+mod interrupt;
+mod machine;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+
+use clap::Parser;
+use tensorferry::{Config, LogLevel};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::args::{Cli, Command};
+
+/// Everything that was asked for was done.
+const OK: i32 = 0;
+/// Something failed; stderr says what.
+const FAILED: i32 = 1;
+/// The arguments or the environment could not be understood.
+const USAGE: i32 = 2;
+
+/// Runs the program with `args` (without the program's name) and returns its exit code: 0 if all
+/// went well, 1 if something failed, 2 if the arguments or the environment make no sense.
+///
+/// `rerun` is the command that runs this same program again, for subcommands that need a second
+/// process: the path of the binary, or Python's `[sys.executable, "-m", "tensorferry"]`.
+#[must_use]
+pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
+    let cli = match Cli::try_parse_from(std::iter::once(OsString::from("tensorferry")).chain(args))
+    {
+        Ok(cli) => cli,
+        Err(told) => {
+            // Help and version are "errors" with exit code 0. A closed stdout is nobody's fault.
+            let _ = told.print();
+            return told.exit_code();
+        }
+    };
+    let config = match Config::from_env() {
+        Ok(config) => config,
+        Err(error) => {
+            complain(&error);
+            return USAGE;
+        }
+    };
+    log_to_stderr(config.log);
+    let outcome = match cli.command {
+        Command::Demo(args) => match args.resolve() {
+            Ok(plan) => demo::run(&plan, config, &rerun),
+            Err(error) => {
+                complain(&error);
+                return USAGE;
+            }
+        },
+        Command::DemoTarget(args) => demo::serve(&args, config),
+    };
+    match outcome {
+        Ok(()) => OK,
+        Err(error) => {
+            complain(&format_args!("{error:#}"));
+            FAILED
+        }
+    }
+}
+
+fn complain(what: &dyn std::fmt::Display) {
+    use std::io::Write;
+    // A closed stderr leaves only the exit code to speak.
+    let _ = writeln!(io::stderr(), "tensorferry: {what}");
+}
+
+/// Shows what the engine logs, unless whoever runs this program shows it already.
+fn log_to_stderr(level: LogLevel) {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warning => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let shown = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal());
+    // An error means that records are shown already.
+    let _ = shown.try_init();
+}

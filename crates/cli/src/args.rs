@@ -1,0 +1,232 @@
+//! What can be typed. Parsing happens here and is typed; what it means is resolved in the
+//! subcommand's own folder.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Moves tensors and KV-cache blocks between the memories of machines over plain TCP.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tensorferry",
+    version = tensorferry::VERSION,
+    arg_required_else_help = true,
+    after_help = "Settings come from the environment (TENSORFERRY_*); docs/settings.md lists them.\n\
+                  Exit codes: 0 done, 1 something failed, 2 the arguments or settings make no sense."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Moves host memory between two processes of this machine, and checks every byte
+    ///
+    /// A second process is started as the target. This one, the initiator, writes to it and reads
+    /// from it at several block and batch sizes over TCP. What arrived is compared byte by byte,
+    /// outside of the measured time.
+    Demo(DemoArgs),
+    /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
+    #[command(name = "__target", hide = true)]
+    DemoTarget(DemoTargetArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// How long it may take in all, the checks included
+    #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true)]
+    pub(crate) seconds: Seconds,
+    /// Block sizes, such as 4KiB,1MiB; each is combined with each of --batches
+    ///
+    /// Without --sizes and --batches: 4KiB x 1, 4KiB x 128, 64KiB x 64, 1MiB x 16, 64MiB x 1.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) sizes: Vec<Size>,
+    /// Batch sizes in requests, such as 1,128; each is combined with each of --sizes
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) batches: Vec<Count>,
+    /// The address or name that both processes use
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoTargetArgs {
+    #[arg(long)]
+    pub(crate) host: String,
+    #[arg(long)]
+    pub(crate) bytes: Size,
+}
+
+/// A number of bytes that is not zero: `4096`, `4KiB`, `1MiB`.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Size(NonZeroU64);
+
+/// A number of things that is not zero.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Count(NonZeroU64);
+
+/// A time from 0.1 s to a day.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seconds(Duration);
+
+/// Why a text is none of the above; clap adds which argument it was for.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct Unparsed(String);
+
+const UNITS: [(&str, u32); 4] = [("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+impl Size {
+    pub(crate) fn bytes(self) -> u64 {
+        self.0.get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self(NonZeroU64::new(bytes).unwrap())
+    }
+}
+
+impl Count {
+    pub(crate) fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(count: u64) -> Self {
+        Self(NonZeroU64::new(count).unwrap())
+    }
+}
+
+impl Seconds {
+    pub(crate) fn duration(self) -> Duration {
+        self.0
+    }
+}
+
+impl FromStr for Size {
+    type Err = Unparsed;
+
+    fn from_str(text: &str) -> Result<Self, Unparsed> {
+        let expected =
+            || Unparsed("expected a size of at least one byte, such as 4096, 64KiB or 1MiB".into());
+        let (number, shift) = UNITS
+            .iter()
+            .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
+            .unwrap_or((text, 0));
+        if number.ends_with(|c: char| c.is_ascii_alphabetic()) {
+            return Err(Unparsed("the units are B, KiB (1024 bytes), MiB and GiB".into()));
+        }
+        let number: NonZeroU64 = number.trim().parse().map_err(|_| expected())?;
+        let bytes = number.get().checked_mul(1 << shift).and_then(NonZeroU64::new);
+        bytes.map(Self).ok_or_else(expected)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&size_text(self.bytes()))
+    }
+}
+
+/// The shortest exact form: `64 KiB`, `1 MiB`, `4095 B`.
+pub(crate) fn size_text(bytes: u64) -> String {
+    let whole = |shift: u32| bytes.trailing_zeros() >= shift;
+    let (unit, shift) = UNITS.into_iter().find(|(_, shift)| whole(*shift)).unwrap_or(("B", 0));
+    format!("{} {unit}", bytes >> shift)
+}
+
+impl FromStr for Count {
+    type Err = Unparsed;
+
+    fn from_str(text: &str) -> Result<Self, Unparsed> {
+        let count = text
+            .trim()
+            .parse()
+            .map_err(|_| Unparsed("expected a whole number of requests, at least 1".into()))?;
+        Ok(Self(count))
+    }
+}
+
+impl FromStr for Seconds {
+    type Err = Unparsed;
+
+    fn from_str(text: &str) -> Result<Self, Unparsed> {
+        let number = text.strip_suffix('s').unwrap_or(text).trim().parse::<f64>();
+        match number {
+            Ok(secs) if (0.1..=86_400.0).contains(&secs) => Ok(Self(Duration::from_secs_f64(secs))),
+            _ => Err(Unparsed("expected seconds from 0.1 to 86400, such as 10 or 0.5".into())),
+        }
+    }
+}
+
+impl fmt::Display for Unparsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unparsed {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown_alike() {
+        for (text, bytes, shown) in [
+            ("1", 1, "1 B"),
+            ("4095", 4095, "4095 B"),
+            ("4096B", 4096, "4 KiB"),
+            ("64KiB", 65536, "64 KiB"),
+            ("64 KiB", 65536, "64 KiB"),
+            ("1024KiB", 1 << 20, "1 MiB"),
+            ("3GiB", 3 << 30, "3 GiB"),
+        ] {
+            let size: Size = text.parse().unwrap();
+            assert_eq!((size.bytes(), size.to_string().as_str()), (bytes, shown), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_says_what_would_be() {
+        let unit = "the units are B, KiB (1024 bytes), MiB and GiB";
+        let size = "expected a size of at least one byte, such as 4096, 64KiB or 1MiB";
+        for (text, why) in [
+            ("64KB", unit),
+            ("64k", unit),
+            ("1Mib", unit),
+            ("", size),
+            ("KiB", size),
+            ("0", size),
+            ("0KiB", size),
+            ("-1", size),
+            ("1.5MiB", size),
+            ("17179869184GiB", size),
+            ("99999999999999999999", size),
+        ] {
+            assert_eq!(text.parse::<Size>(), Err(Unparsed(why.into())), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_have_bounds() {
+        assert_eq!("0.5".parse(), Ok(Seconds(Duration::from_millis(500))));
+        assert_eq!("10s".parse(), Ok(Seconds(Duration::from_secs(10))));
+        for text in ["0", "-1", "nan", "inf", "1e9", "", "ten"] {
+            assert!(text.parse::<Seconds>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_definition_of_the_arguments_is_sound() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,77 @@
+//! `tensorferry demo`: two processes, real sockets, every byte compared.
+
+mod initiator;
+mod orders;
+mod pattern;
+mod plan;
+mod process;
+mod progress;
+mod report;
+mod target;
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tensorferry::{Config, Stats};
+
+use crate::interrupt::Interrupt;
+use initiator::Initiator;
+pub(crate) use plan::Plan;
+use progress::Progress;
+use report::Report;
+pub(crate) use target::serve;
+
+/// Runs the demo and prints what it found, also if it fails on the way.
+///
+/// # Errors
+/// A transfer failed, a byte was wrong, or it was interrupted.
+pub(crate) fn run(plan: &Plan, config: Config, rerun: &[OsString]) -> Result<()> {
+    let interrupt = Interrupt::listen().context("SIGINT cannot be listened for")?;
+    let began = Instant::now();
+    let mut report = Report::new(plan, &config);
+    let outcome = measure_all(plan, config, rerun, &interrupt, &mut report);
+    report.error = outcome.as_ref().err().map(|error| format!("{error:#}"));
+    report.interrupted = interrupt.is_set();
+    report.close(plan.rows.len(), began.elapsed(), outcome.as_ref().ok().copied());
+    report.print(plan.format)?;
+    outcome?;
+    if report.verified {
+        Ok(())
+    } else if report.interrupted {
+        bail!("interrupted")
+    } else {
+        bail!("what arrived is not what was sent; please report this with the output above")
+    }
+}
+
+fn measure_all(
+    plan: &Plan,
+    config: Config,
+    rerun: &[OsString],
+    interrupt: &Interrupt,
+    report: &mut Report,
+) -> Result<Stats> {
+    let end = Instant::now() + plan.budget;
+    let progress = Progress::begin(plan.budget);
+    progress.row("starting the target");
+    let mut initiator = Initiator::start(plan, config, rerun, interrupt)?;
+    for (at, row) in plan.rows.iter().enumerate() {
+        if interrupt.is_set() {
+            break;
+        }
+        progress.row(&row.to_string());
+        let share = share(end, plan.rows.len() - at);
+        let measured = initiator
+            .measure(*row, share, &|| progress.tick())
+            .with_context(|| format!("while measuring {row}"))?;
+        progress.done(&report.add(&measured));
+    }
+    initiator.stop()
+}
+
+/// What one of `rows` rows may take, if they end together at `end`.
+fn share(end: Instant, rows: usize) -> Duration {
+    let left = end.saturating_duration_since(Instant::now());
+    left / u32::try_from(rows).unwrap_or(u32::MAX).max(1)
+}

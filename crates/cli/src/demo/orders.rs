@@ -1,0 +1,33 @@
+//! What the two processes of the demo say to each other, one JSON object per line.
+
+use serde::{Deserialize, Serialize};
+
+use super::pattern::{Mismatch, Pattern};
+
+/// From the initiator, on the target's stdin. Each is answered before the next one is read.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "order", rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Fill the first bytes of your memory.
+    Fill { pattern: Pattern, len_bytes: usize },
+    /// Compare the first bytes of your memory.
+    Check { pattern: Pattern, len_bytes: usize },
+    /// Say what you have cost so far.
+    Cost,
+}
+
+/// From the target, on its stdout.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// The first line, said without being asked: where the memory is.
+    Ready { segment: String, addr: u64 },
+    /// The memory is filled.
+    Filled,
+    /// The memory was compared.
+    Checked { mismatch: Option<Mismatch> },
+    /// Processor time of all threads.
+    Cost { cpu_ns: u64 },
+    /// The order could not be understood or obeyed.
+    Refused { why: String },
+}

@@ -1,0 +1,206 @@
+//! Bytes that cannot be right by accident.
+//!
+//! Every round has a seed of its own, and no eight aligned bytes occur twice in a run. Before a
+//! round the memory that is to receive is filled with the complement of what is to arrive, so a
+//! byte that is not moved is wrong with certainty, not with probability 255/256.
+
+use serde::{Deserialize, Serialize};
+use tensorferry::HostBuffer;
+
+/// The content of a buffer in one round.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Pattern {
+    seed: u64,
+    complement: bool,
+}
+
+/// Bytes that are not what they should be.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Mismatch {
+    /// How many bytes are wrong.
+    pub(crate) wrong_bytes: u64,
+    /// How many were looked at.
+    pub(crate) checked_bytes: u64,
+    /// Where the first wrong one is, from the start of the buffer.
+    pub(crate) first_offset_bytes: u64,
+    /// What it should be.
+    pub(crate) expected: u8,
+    /// What it is.
+    pub(crate) found: u8,
+}
+
+/// Patterns are made and compared in pieces that stay in the processor's cache.
+const PIECE: usize = 32 << 10;
+/// Odd, so that multiplying by it maps no two words to one.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Further apart than any buffer has words, so that no two rounds share an index.
+const ROUNDS_APART: u64 = 1 << 40;
+
+impl Pattern {
+    /// The pattern of round `round` of the run that drew `run`.
+    pub(crate) fn of_round(run: u64, round: u64) -> Self {
+        Self { seed: run.wrapping_add(round.wrapping_mul(ROUNDS_APART)), complement: false }
+    }
+
+    /// Differs from this one in every byte.
+    pub(crate) fn complement(self) -> Self {
+        Self { complement: !self.complement, ..self }
+    }
+
+    /// Fills the first `len` bytes of `buffer`.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub(crate) fn fill(self, buffer: &HostBuffer, len: usize) {
+        let mut piece = vec![0; PIECE.min(len)];
+        for at in (0..len).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(len - at)];
+            self.make(at, piece);
+            buffer.write(at, piece);
+        }
+    }
+
+    /// Compares the first `len` bytes of `buffer`, each of them.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub(crate) fn check(self, buffer: &HostBuffer, len: usize) -> Option<Mismatch> {
+        let (mut expected, mut found) = (vec![0; PIECE.min(len)], vec![0; PIECE.min(len)]);
+        let mut mismatch = None;
+        for at in (0..len).step_by(PIECE) {
+            let size = PIECE.min(len - at);
+            self.make(at, &mut expected[..size]);
+            buffer.read_into(at, &mut found[..size]);
+            if expected[..size] != found[..size] {
+                note(&mut mismatch, at, &expected[..size], &found[..size]);
+            }
+        }
+        mismatch.map(|m| Mismatch { checked_bytes: len as u64, ..m })
+    }
+
+    /// The bytes from `at`, a multiple of eight, on.
+    fn make(self, at: usize, bytes: &mut [u8]) {
+        let flip = if self.complement { u64::MAX } else { 0 };
+        let mut index = self.seed.wrapping_add(at as u64 / 8);
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        for word in words {
+            *word = (spread(index) ^ flip).to_le_bytes();
+            index = index.wrapping_add(1);
+        }
+        let last = (spread(index) ^ flip).to_le_bytes();
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+}
+
+/// A different word for each index, with every byte of it depending on the round and on the place.
+fn spread(index: u64) -> u64 {
+    // The round goes to the low end: a product's low bits depend on low bits only.
+    let word = index.rotate_left(24).wrapping_mul(SPREAD);
+    word ^ (word >> 32)
+}
+
+#[cold]
+fn note(mismatch: &mut Option<Mismatch>, at: usize, expected: &[u8], found: &[u8]) {
+    for (i, (e, f)) in expected.iter().zip(found).enumerate().filter(|(_, (e, f))| e != f) {
+        let first = mismatch.get_or_insert(Mismatch {
+            wrong_bytes: 0,
+            checked_bytes: 0,
+            first_offset_bytes: (at + i) as u64,
+            expected: *e,
+            found: *f,
+        });
+        first.wrong_bytes += 1;
+    }
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} of {} bytes are wrong; the first one, at offset {}, is {:#04x} instead of {:#04x}",
+            self.wrong_bytes,
+            self.checked_bytes,
+            self.first_offset_bytes,
+            self.found,
+            self.expected
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: usize = 2 * PIECE + 13;
+
+    fn filled(pattern: Pattern) -> HostBuffer {
+        let buffer = HostBuffer::zeroed(LEN + 1).unwrap();
+        pattern.fill(&buffer, LEN);
+        buffer
+    }
+
+    #[test]
+    fn what_was_filled_is_right() {
+        let pattern = Pattern::of_round(7, 1);
+        let buffer = filled(pattern);
+        assert_eq!(pattern.check(&buffer, LEN), None);
+        assert_eq!(buffer.read(LEN, 1), [0], "nothing is written behind the end");
+    }
+
+    #[test]
+    fn one_flipped_bit_anywhere_is_found() {
+        let pattern = Pattern::of_round(7, 1);
+        let buffer = filled(pattern);
+        for at in [0, 1, 7, 8, PIECE - 1, PIECE, 2 * PIECE, LEN - 1] {
+            let right = buffer.read(at, 1);
+            buffer.write(at, &[right[0] ^ 0x10]);
+            let mismatch = pattern.check(&buffer, LEN).unwrap();
+            assert_eq!(
+                mismatch,
+                Mismatch {
+                    wrong_bytes: 1,
+                    checked_bytes: LEN as u64,
+                    first_offset_bytes: at as u64,
+                    expected: right[0],
+                    found: right[0] ^ 0x10,
+                }
+            );
+            buffer.write(at, &right);
+        }
+        assert_eq!(pattern.check(&buffer, LEN), None);
+    }
+
+    #[test]
+    fn stale_bytes_are_wrong_each_of_them() {
+        let pattern = Pattern::of_round(7, 2);
+        let buffer = filled(pattern.complement());
+        let mismatch = pattern.check(&buffer, LEN).unwrap();
+        assert_eq!(mismatch.wrong_bytes, LEN as u64);
+    }
+
+    #[test]
+    fn bytes_in_the_wrong_place_or_of_another_round_are_wrong() {
+        let pattern = Pattern::of_round(7, 2);
+        let buffer = filled(pattern);
+        let shifted = buffer.read(0, LEN - 8);
+        buffer.write(8, &shifted);
+        assert!(pattern.check(&buffer, LEN).unwrap().wrong_bytes > LEN as u64 * 9 / 10);
+        let other = filled(Pattern::of_round(7, 1));
+        assert!(pattern.check(&other, LEN).unwrap().wrong_bytes > LEN as u64 * 9 / 10);
+    }
+
+    #[test]
+    fn the_text_says_where_and_what() {
+        let mismatch = Mismatch {
+            wrong_bytes: 2,
+            checked_bytes: 100,
+            first_offset_bytes: 5,
+            expected: 0xab,
+            found: 1,
+        };
+        assert_eq!(
+            mismatch.to_string(),
+            "2 of 100 bytes are wrong; the first one, at offset 5, is 0x01 instead of 0xab"
+        );
+    }
+}

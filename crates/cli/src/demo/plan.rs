@@ -1,0 +1,170 @@
+//! What the demo is going to do: the arguments, resolved.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tensorferry::Op;
+
+use crate::args::{Count, DemoArgs, Size, size_text};
+
+/// Everything that is asked of one run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) rows: Vec<Row>,
+    /// For all rows, with everything around them.
+    pub(crate) budget: Duration,
+    pub(crate) host: String,
+    pub(crate) format: Format,
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) op: Op,
+    /// Bytes of one request.
+    pub(crate) block: u64,
+    /// Requests of one batch.
+    pub(crate) batch: u64,
+}
+
+/// How the result is shown.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Block and batch: one small request, KV blocks, bulk.
+const USUAL: [(u64, u64); 5] =
+    [(4 * KIB, 1), (4 * KIB, 128), (64 * KIB, 64), (MIB, 16), (64 * MIB, 1)];
+const SIZES: [u64; 3] = [4 * KIB, 64 * KIB, MIB];
+const BATCHES: [u64; 2] = [1, 16];
+/// Both processes hold a batch in memory.
+const LONGEST_BATCH: u64 = 4 << 30;
+const MOST_REQUESTS: u64 = 1 << 20;
+
+impl DemoArgs {
+    /// # Errors
+    /// A block and a batch size that are too much together.
+    pub(crate) fn resolve(self) -> Result<Plan> {
+        let format = if self.json { Format::Json } else { Format::Table };
+        let mut rows = Vec::new();
+        for (block, batch) in pairs(&self.sizes, &self.batches) {
+            ensure!(
+                batch <= MOST_REQUESTS && block <= LONGEST_BATCH / batch,
+                "a batch of {batch} blocks of {block} bytes is more than this demo takes: at most 4 GiB and \
+                 {MOST_REQUESTS} requests; choose smaller --sizes or --batches"
+            );
+            rows.extend([Op::Write, Op::Read].map(|op| Row { op, block, batch }));
+        }
+        Ok(Plan { rows, budget: self.seconds.duration(), host: self.host, format })
+    }
+}
+
+fn pairs(sizes: &[Size], batches: &[Count]) -> Vec<(u64, u64)> {
+    if sizes.is_empty() && batches.is_empty() {
+        return USUAL.to_vec();
+    }
+    let or = |given: Vec<u64>, usual: &[u64]| if given.is_empty() { usual.to_vec() } else { given };
+    let sizes = or(sizes.iter().map(|s| s.bytes()).collect(), &SIZES);
+    let batches = or(batches.iter().map(|b| b.get()).collect(), &BATCHES);
+    sizes.iter().flat_map(|size| batches.iter().map(move |batch| (*size, *batch))).collect()
+}
+
+impl Plan {
+    /// Bytes of memory that each process needs.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.rows.iter().map(|row| row.round_bytes()).max().unwrap_or(1)
+    }
+}
+
+impl Row {
+    /// A round walks at most so many bytes, so that blocks come from memory and not only from a cache...
+    const ROUND_BYTES: u64 = 64 * MIB;
+    /// ...and at most so many requests, which are made before the clock starts.
+    const ROUND_REQUESTS: u64 = 1 << 17;
+    const ROUND_BATCHES: u64 = 1 << 10;
+
+    pub(crate) fn batch_bytes(&self) -> u64 {
+        self.block * self.batch
+    }
+
+    /// Each batch of a round has its own place in memory, so that every one of them is checked.
+    pub(crate) fn round_batches(&self) -> usize {
+        let batches = (Self::ROUND_BYTES / self.batch_bytes())
+            .min(Self::ROUND_REQUESTS / self.batch)
+            .clamp(1, Self::ROUND_BATCHES);
+        batches as usize
+    }
+
+    pub(crate) fn round_bytes(&self) -> usize {
+        self.round_batches() * self.batch_bytes() as usize
+    }
+
+    /// Batches before the clock starts: connections are made and caches filled.
+    pub(crate) fn warm_up_batches(&self) -> usize {
+        self.round_batches().min(3)
+    }
+
+    pub(crate) fn operation(&self) -> &'static str {
+        match self.op {
+            Op::Read => "read",
+            Op::Write => "write",
+        }
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:5} {} x {}", self.operation(), size_text(self.block), self.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Seconds;
+
+    fn plan(sizes: &[u64], batches: &[u64]) -> Result<Plan> {
+        let args = DemoArgs {
+            seconds: "1".parse::<Seconds>().unwrap(),
+            sizes: sizes.iter().map(|n| Size::new(*n)).collect(),
+            batches: batches.iter().map(|n| Count::new(*n)).collect(),
+            host: "127.0.0.1".into(),
+            json: false,
+        };
+        args.resolve()
+    }
+
+    #[test]
+    fn each_pair_is_written_and_read() {
+        assert_eq!(plan(&[], &[]).unwrap().rows.len(), 2 * USUAL.len());
+        let rows = plan(&[1, 2], &[5]).unwrap().rows;
+        let shown: Vec<String> = rows.iter().map(Row::to_string).collect();
+        assert_eq!(shown, ["write 1 B x 5", "read  1 B x 5", "write 2 B x 5", "read  2 B x 5"]);
+        assert_eq!(plan(&[7], &[]).unwrap().rows.len(), 2 * BATCHES.len());
+        assert_eq!(plan(&[], &[7]).unwrap().rows.len(), 2 * SIZES.len());
+    }
+
+    #[test]
+    fn a_batch_that_does_not_fit_is_refused() {
+        assert!(plan(&[4 << 30], &[1]).is_ok());
+        for (size, batch) in [(4 << 30, 2), (u64::MAX, 1), (u64::MAX, u64::MAX), (1, (1 << 20) + 1)]
+        {
+            let text = plan(&[size], &[batch]).unwrap_err().to_string();
+            assert!(text.contains("choose smaller --sizes or --batches"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_round_is_bounded_but_never_empty() {
+        for (block, batch) in [(1, 1), (1, 1 << 20), (4 << 30, 1), (4096, 128), (64 << 20, 1)] {
+            let row = Row { op: Op::Read, block, batch };
+            assert!((1..=1024).contains(&row.round_batches()));
+            assert!(row.round_bytes() as u64 <= row.batch_bytes().max(64 << 20));
+            assert!((1..=3).contains(&row.warm_up_batches()));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The initiator's hold on the target process.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use super::orders::{Answer, Order};
+use super::pattern::{Mismatch, Pattern};
+
+/// A running target. It ends when this is dropped; should this process be killed, the pipe to its
+/// stdin is closed by the kernel, and it ends as well.
+pub(crate) struct Target {
+    child: Child,
+    /// `None` once it was told to end.
+    orders: Option<ChildStdin>,
+    answers: Receiver<std::io::Result<String>>,
+    /// The segment name of its engine.
+    pub(crate) segment: String,
+    /// Where its memory is, in its own process.
+    pub(crate) addr: u64,
+}
+
+/// The longest that a target may take for one order.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long it may take to end before it is killed.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+impl Target {
+    /// Starts `rerun` as a target with `bytes` bytes of memory and waits until peers can reach it.
+    pub(crate) fn start(rerun: &[OsString], host: &str, bytes: usize) -> Result<Self> {
+        let (program, args) = rerun.split_first().context(
+            "the path of this program cannot be found out, so the target process cannot be started; \
+             is /proc mounted?",
+        )?;
+        let mut child = Command::new(program)
+            .args(args)
+            .args(["__target", "--host", host, "--bytes", &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // A Ctrl-C is for the initiator alone, which then ends the target in good order.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("the target process ({}) did not start", program.display()))?;
+        let (orders, stdout) = (child.stdin.take(), child.stdout.take());
+        let stdout = stdout.context("the target's stdout is not a pipe")?;
+        let answers = listen(stdout);
+        let mut target = Self { child, orders, answers, segment: String::new(), addr: 0 };
+        match target.answer()? {
+            Answer::Ready { segment, addr } => {
+                (target.segment, target.addr) = (segment, addr);
+                Ok(target)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has the target fill its memory; the answer is [`Target::filled`].
+    pub(crate) fn fill(&mut self, pattern: Pattern, len_bytes: usize) -> Result<()> {
+        self.order(Order::Fill { pattern, len_bytes })
+    }
+
+    /// Waits until the target has filled its memory.
+    pub(crate) fn filled(&mut self) -> Result<()> {
+        match self.answer()? {
+            Answer::Filled => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has the target compare its memory.
+    pub(crate) fn check(&mut self, pattern: Pattern, len_bytes: usize) -> Result<Option<Mismatch>> {
+        self.order(Order::Check { pattern, len_bytes })?;
+        match self.answer()? {
+            Answer::Checked { mismatch } => Ok(mismatch),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The processor time that the target has used so far.
+    pub(crate) fn process_time(&mut self) -> Result<Duration> {
+        self.order(Order::Cost)?;
+        match self.answer()? {
+            Answer::Cost { cpu_ns } => Ok(Duration::from_nanos(cpu_ns)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends the target.
+    ///
+    /// # Errors
+    /// It had to be killed, or it failed at the end.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        let status = self.end()?;
+        ensure!(status.success(), "the target process failed at its end: {status}");
+        Ok(())
+    }
+
+    fn order(&mut self, order: Order) -> Result<()> {
+        let mut line = serde_json::to_vec(&order)?;
+        line.push(b'\n');
+        let pipe = self.orders.as_mut().context("the target was told to end")?;
+        let written = pipe.write_all(&line).and_then(|()| pipe.flush());
+        written.map_err(|error| self.gone().context(error))
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
+        let line = match self.answers.recv_timeout(PATIENCE) {
+            Ok(line) => line.context("the target's stdout cannot be read")?,
+            Err(RecvTimeoutError::Timeout) => bail!(
+                "the target process {} has not answered for {PATIENCE:?}; is the machine overloaded, or \
+                 was the process stopped?",
+                self.child.id()
+            ),
+            Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
+        };
+        match serde_json::from_str(&line) {
+            Ok(Answer::Refused { why }) => bail!("the target refused an order: {why}"),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(anyhow!("the target said {line:?}, which is no answer: {error}")),
+        }
+    }
+
+    /// Says how the target ended, when it should not have.
+    #[cold]
+    fn gone(&mut self) -> anyhow::Error {
+        match self.end() {
+            Ok(status) => anyhow!(
+                "the target process ended before its time ({status}); its own message, if any, is above"
+            ),
+            Err(error) => error,
+        }
+    }
+
+    fn end(&mut self) -> Result<ExitStatus> {
+        self.orders = None;
+        let give_up = Instant::now() + FAREWELL;
+        while Instant::now() < give_up {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        bail!("the target process did not end within {FAREWELL:?} and was killed")
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Whoever wanted to know how it ends has called `stop`.
+        let _ = self.end();
+    }
+}
+
+/// Reads lines on a thread of its own, so that waiting for one can be bounded. It ends with the pipe.
+fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
+    let (sender, answers) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            let failed = line.is_err();
+            if sender.send(line).is_err() || failed {
+                break;
+            }
+        }
+    });
+    answers
+}
+
+fn unexpected(answer: &Answer) -> anyhow::Error {
+    anyhow!("the target answered another order than was given: {answer:?}; is it the same version?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(rerun: &[&str]) -> String {
+        let rerun: Vec<OsString> = rerun.iter().map(OsString::from).collect();
+        match Target::start(&rerun, "127.0.0.1", 4096) {
+            Ok(_) => panic!("{rerun:?} is no target"),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_target_is_an_error_that_says_why() {
+        let text = failure(&[]);
+        assert!(text.contains("the path of this program cannot be found out"), "{text}");
+        let text = failure(&["/no/such/program"]);
+        assert!(
+            text.starts_with("the target process (/no/such/program) did not start: "),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", "exit 3"]);
+        assert!(
+            text.starts_with("the target process ended before its time (exit status: 3)"),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", "kill -s KILL $$"]);
+        assert!(text.starts_with("the target process ended before its time (signal: 9"), "{text}");
+        let text = failure(&["sh", "-c", "echo hello; cat"]);
+        assert!(text.starts_with("the target said \"hello\", which is no answer"), "{text}");
+        let text = failure(&["sh", "-c", r#"echo '{"answer":"filled"}'; cat"#]);
+        assert!(
+            text.starts_with("the target answered another order than was given: Filled"),
+            "{text}"
+        );
+        let text = failure(&["sh", "-c", r#"echo '{"answer":"refused","why":"no"}'; cat"#]);
+        assert_eq!(text, "the target refused an order: no");
+    }
+}

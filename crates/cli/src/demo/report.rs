@@ -1,0 +1,319 @@
+//! What the demo tells: a table for people, a document for programs.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use tensorferry::{Config, Stats};
+
+use super::initiator::Measured;
+use super::pattern::Mismatch;
+use super::plan::{Format, Plan};
+use crate::args::size_text;
+use crate::machine::Machine;
+
+/// One run, as `--json` prints it. A gigabyte is 10^9 bytes.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    program: &'static str,
+    version: &'static str,
+    /// Every row was measured, and every byte of every batch was right.
+    pub(crate) verified: bool,
+    pub(crate) interrupted: bool,
+    pub(crate) error: Option<String>,
+    machine: Machine,
+    settings: Settings,
+    wall_seconds: f64,
+    rows: Vec<Line>,
+    /// The initiator's counters at the end.
+    initiator_counters: serde_json::Map<String, serde_json::Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    host: String,
+    budget_seconds: f64,
+    transport: &'static str,
+    memory: &'static str,
+    lanes_per_peer: usize,
+    io_threads: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    operation: &'static str,
+    block_bytes: u64,
+    batch_requests: u64,
+    measured_batches: u64,
+    measured_bytes: u64,
+    measured_seconds: f64,
+    gigabytes_per_second: f64,
+    requests_per_second: f64,
+    batch_p50_microseconds: f64,
+    batch_p99_microseconds: f64,
+    cpu_seconds_per_gigabyte: f64,
+    initiator_cpu_seconds: f64,
+    target_cpu_seconds: f64,
+    verified: bool,
+    verified_bytes: u64,
+    mismatch: Option<Mismatch>,
+}
+
+impl Report {
+    pub(crate) fn new(plan: &Plan, config: &Config) -> Self {
+        Self {
+            program: "tensorferry demo",
+            version: tensorferry::VERSION,
+            verified: false,
+            interrupted: false,
+            error: None,
+            machine: Machine::look(),
+            settings: Settings {
+                host: plan.host.clone(),
+                budget_seconds: plan.budget.as_secs_f64(),
+                transport: "tcp",
+                memory: "host",
+                lanes_per_peer: config.lanes_per_peer,
+                io_threads: config.io_threads,
+            },
+            wall_seconds: 0.0,
+            rows: Vec::new(),
+            initiator_counters: serde_json::Map::new(),
+        }
+    }
+
+    /// Adds a row and says it in one line.
+    pub(crate) fn add(&mut self, measured: &Measured) -> String {
+        let line = Line::of(measured);
+        let verdict = match line.mismatch {
+            None if line.verified => "every byte verified".to_owned(),
+            None => "not measured".to_owned(),
+            Some(mismatch) => format!("WRONG BYTES: {mismatch}"),
+        };
+        let said = format!(
+            "{}: {} GB/s, {verdict}",
+            measured.row,
+            three_digits(line.gigabytes_per_second)
+        );
+        self.rows.push(line);
+        said
+    }
+
+    /// Notes how the run ended. `planned` rows make a whole one.
+    pub(crate) fn close(&mut self, planned: usize, wall: Duration, counters: Option<Stats>) {
+        self.wall_seconds = wall.as_secs_f64();
+        let whole = self.rows.len() == planned && self.rows.iter().all(|row| row.verified);
+        self.verified = whole && self.error.is_none();
+        let pairs = counters.iter().flat_map(Stats::to_pairs);
+        self.initiator_counters =
+            pairs.map(|(name, value)| (name.to_owned(), value.into())).collect();
+    }
+
+    /// # Errors
+    /// Stdout cannot be written.
+    pub(crate) fn print(&self, format: Format) -> Result<()> {
+        let text = match format {
+            Format::Json => serde_json::to_string_pretty(self)?,
+            Format::Table => self.text(),
+        };
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("stdout cannot be written")
+    }
+
+    fn text(&self) -> String {
+        let m = &self.machine;
+        let unknown = || "unknown processor".to_owned();
+        format!(
+            "tensorferry {} on {}, {} cores, {} {}\n\
+             two processes on {}, host memory over TCP; each: lanes per peer {}, IO threads {}\n\n\
+             {}\n\n\
+             GB: 10^9 bytes. p50 and p99: of one batch, submit to completion. CPU s/GB: user and system time\n\
+             of both processes. Filling and checking the memory is outside of all of these.\n\
+             {}",
+            self.version,
+            m.cpu_model.clone().unwrap_or_else(unknown),
+            m.usable_cores.map_or_else(|| "?".to_owned(), |n| n.to_string()),
+            m.operating_system,
+            m.kernel.as_deref().unwrap_or(""),
+            self.settings.host,
+            self.settings.lanes_per_peer,
+            self.settings.io_threads,
+            self.table(),
+            self.verdict(),
+        )
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN).set_header([
+            "operation",
+            "block",
+            "batch",
+            "GB/s",
+            "requests/s",
+            "p50 µs",
+            "p99 µs",
+            "CPU s/GB",
+            "verified",
+        ]);
+        table.add_rows(self.rows.iter().map(Line::cells));
+        for column in table.column_iter_mut().skip(1).take(7) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+
+    fn verdict(&self) -> String {
+        let bytes: u64 = self.rows.iter().map(|row| row.verified_bytes).sum();
+        let (moved, unit) = match bytes as f64 {
+            many if many >= 1e9 => (many / 1e9, "GB"),
+            few => (few / 1e6, "MB"),
+        };
+        let seconds = self.wall_seconds;
+        if self.verified {
+            return format!(
+                "All {moved:.2} {unit} that were moved in {seconds:.1} s are verified, byte by byte."
+            );
+        }
+        let wrong = self.rows.iter().filter_map(|row| row.mismatch);
+        let wrong: Vec<String> = wrong.map(|mismatch| mismatch.to_string()).collect();
+        match (self.interrupted, &wrong[..]) {
+            (_, [first, ..]) => format!("NOT verified: {first}"),
+            (true, []) => format!("Interrupted after {seconds:.1} s."),
+            (false, []) => format!("Failed after {seconds:.1} s."),
+        }
+    }
+}
+
+impl Line {
+    fn of(measured: &Measured) -> Self {
+        let secs = measured.elapsed.as_secs_f64();
+        let bytes = measured.moved_bytes();
+        let gigabytes = bytes as f64 / 1e9;
+        let per = |amount: f64, whole: f64| if whole > 0.0 { amount / whole } else { 0.0 };
+        let cpu = measured.initiator_cpu + measured.target_cpu;
+        let micros = |quantile| measured.latency.value_at_quantile(quantile) as f64 / 1e3;
+        let requests = (measured.batches * measured.row.batch) as f64;
+        Self {
+            operation: measured.row.operation(),
+            block_bytes: measured.row.block,
+            batch_requests: measured.row.batch,
+            measured_batches: measured.batches,
+            measured_bytes: bytes,
+            measured_seconds: secs,
+            gigabytes_per_second: per(gigabytes, secs),
+            requests_per_second: per(requests, secs),
+            batch_p50_microseconds: micros(0.50),
+            batch_p99_microseconds: micros(0.99),
+            cpu_seconds_per_gigabyte: per(cpu.as_secs_f64(), gigabytes),
+            initiator_cpu_seconds: measured.initiator_cpu.as_secs_f64(),
+            target_cpu_seconds: measured.target_cpu.as_secs_f64(),
+            verified: measured.is_verified(),
+            verified_bytes: if measured.mismatch.is_none() { measured.checked_bytes } else { 0 },
+            mismatch: measured.mismatch,
+        }
+    }
+
+    fn cells(&self) -> [String; 9] {
+        [
+            self.operation.to_owned(),
+            size_text(self.block_bytes),
+            self.batch_requests.to_string(),
+            three_digits(self.gigabytes_per_second),
+            format!("{:.0}", self.requests_per_second),
+            format!("{:.1}", self.batch_p50_microseconds),
+            format!("{:.1}", self.batch_p99_microseconds),
+            three_digits(self.cpu_seconds_per_gigabyte),
+            if self.verified { "yes" } else { "NO" }.to_owned(),
+        ]
+    }
+}
+
+/// Three digits that mean something, and no exponent.
+fn three_digits(value: f64) -> String {
+    let whole = if value > 0.0 { value.log10().floor() as i32 + 1 } else { 1 };
+    let decimals = (3 - whole).clamp(0, 9) as usize;
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Row;
+    use super::*;
+    use tensorferry::Op;
+
+    fn report() -> Report {
+        let rows = vec![Row { op: Op::Write, block: 4096, batch: 2 }];
+        let budget = Duration::from_secs(1);
+        let plan = Plan { rows, budget, host: "127.0.0.1".into(), format: Format::Json };
+        Report::new(&plan, &Config::default())
+    }
+
+    fn measured(batches: u64, mismatch: Option<Mismatch>) -> Measured {
+        let row = Row { op: Op::Write, block: 4096, batch: 2 };
+        let elapsed = Duration::from_millis(4);
+        let mut measured = Measured { batches, elapsed, mismatch, ..Measured::new(row).unwrap() };
+        measured.latency.saturating_record(2_000_000);
+        measured.initiator_cpu = Duration::from_millis(3);
+        measured.target_cpu = Duration::from_millis(5);
+        measured.checked_bytes = batches * row.batch_bytes();
+        measured
+    }
+
+    #[test]
+    fn units_are_what_the_names_say() {
+        let line = Line::of(&measured(1000, None));
+        assert_eq!((line.measured_bytes, line.verified_bytes), (8_192_000, 8_192_000));
+        assert_eq!(line.gigabytes_per_second, 0.008_192 / 0.004);
+        assert_eq!(line.requests_per_second, 500_000.0);
+        assert!((line.batch_p50_microseconds - 2000.0).abs() < 2.0);
+        assert_eq!(line.cpu_seconds_per_gigabyte, 0.008 / 0.008_192);
+    }
+
+    #[test]
+    fn only_a_whole_run_without_a_wrong_byte_is_verified() {
+        let wrong = Mismatch {
+            wrong_bytes: 1,
+            checked_bytes: 8192,
+            first_offset_bytes: 4,
+            expected: 1,
+            found: 0,
+        };
+        let verdict = |rows: &[Measured], planned: usize, error: Option<&str>| {
+            let mut report = report();
+            let said: Vec<String> = rows.iter().map(|row| report.add(row)).collect();
+            report.error = error.map(str::to_owned);
+            report.close(planned, Duration::from_secs(1), None);
+            (report.verified, said.concat(), report.verdict())
+        };
+        let (verified, said, text) = verdict(&[measured(1, None)], 1, None);
+        assert!(verified && said.ends_with("every byte verified"), "{said}");
+        assert_eq!(text, "All 0.01 MB that were moved in 1.0 s are verified, byte by byte.");
+
+        let (verified, said, text) = verdict(&[measured(1, Some(wrong))], 1, None);
+        let mismatch =
+            "1 of 8192 bytes are wrong; the first one, at offset 4, is 0x00 instead of 0x01";
+        assert!(!verified && said.ends_with(&format!("WRONG BYTES: {mismatch}")), "{said}");
+        assert_eq!(text, format!("NOT verified: {mismatch}"));
+
+        assert!(!verdict(&[measured(1, None)], 2, None).0, "a row is missing");
+        assert!(!verdict(&[measured(0, None)], 1, None).0, "nothing was measured");
+        assert!(!verdict(&[measured(1, None)], 1, Some("the target is gone")).0);
+    }
+
+    #[test]
+    fn three_digits_are_shown_of_any_number() {
+        for (value, shown) in [
+            (0.0, "0.00"),
+            (0.000_012_345, "0.0000123"),
+            (0.5, "0.500"),
+            (1.234_5, "1.23"),
+            (12.34, "12.3"),
+            (1234.5, "1234"),
+        ] {
+            assert_eq!(three_digits(value), shown);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The second process of the demo: memory that the initiator reads and writes, and the one who
+//! checks what arrived there.
+
+use std::io::{self, BufRead, Write};
+
+use anyhow::{Context, Result};
+use tensorferry::{Config, Engine, HostBuffer, RegisterOptions};
+
+use super::orders::{Answer, Order};
+use crate::args::DemoTargetArgs;
+use crate::cpu;
+
+/// Obeys orders until stdin ends, which it does when the initiator goes, however it goes.
+pub(crate) fn serve(args: &DemoTargetArgs, config: Config) -> Result<()> {
+    let engine = Engine::new(&args.host, config).context("the target's engine did not start")?;
+    let bytes = usize::try_from(args.bytes.bytes()).context("more bytes than addresses")?;
+    let memory =
+        HostBuffer::zeroed(bytes).context("no memory for the target; use smaller --sizes")?;
+    engine.register_buffer(&memory, &RegisterOptions::default())?;
+    let ready = Answer::Ready { segment: engine.name().to_owned(), addr: memory.addr() };
+    let done = obey(&memory, ready, &mut io::stdin().lock(), &mut io::stdout());
+    engine.close();
+    done
+}
+
+fn obey(
+    memory: &HostBuffer,
+    ready: Answer,
+    orders: &mut dyn BufRead,
+    answers: &mut dyn Write,
+) -> Result<()> {
+    let mut say = |answer: &Answer| -> Result<()> {
+        let mut line = serde_json::to_vec(answer)?;
+        line.push(b'\n');
+        answers.write_all(&line)?;
+        Ok(answers.flush()?)
+    };
+    say(&ready)?;
+    for line in orders.lines() {
+        let answer = match serde_json::from_str(&line?) {
+            Ok(order) => carry_out(memory, order),
+            Err(why) => Answer::Refused { why: format!("this is no order: {why}") },
+        };
+        say(&answer)?;
+    }
+    Ok(())
+}
+
+fn carry_out(memory: &HostBuffer, order: Order) -> Answer {
+    match order {
+        Order::Fill { len_bytes, .. } | Order::Check { len_bytes, .. }
+            if len_bytes > memory.len() =>
+        {
+            Answer::Refused { why: format!("there are {} bytes, not {len_bytes}", memory.len()) }
+        }
+        Order::Fill { pattern, len_bytes } => {
+            pattern.fill(memory, len_bytes);
+            Answer::Filled
+        }
+        Order::Check { pattern, len_bytes } => {
+            Answer::Checked { mismatch: pattern.check(memory, len_bytes) }
+        }
+        Order::Cost => {
+            let cpu_ns = u64::try_from(cpu::process_time().as_nanos()).unwrap_or(u64::MAX);
+            Answer::Cost { cpu_ns }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pattern::Pattern;
+    use super::*;
+
+    const LEN: usize = 5000;
+
+    fn told(memory: &HostBuffer, orders: &str) -> Vec<Answer> {
+        let ready = Answer::Ready { segment: "127.0.0.1:15000".into(), addr: memory.addr() };
+        let mut answers = Vec::new();
+        obey(memory, ready, &mut orders.as_bytes(), &mut answers).unwrap();
+        let lines = String::from_utf8(answers).unwrap();
+        lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_target_whose_memory_is_corrupt_says_so() {
+        let memory = HostBuffer::zeroed(LEN).unwrap();
+        let pattern = Pattern::of_round(1, 1);
+        let fill = serde_json::to_string(&Order::Fill { pattern, len_bytes: LEN }).unwrap();
+        let check = serde_json::to_string(&Order::Check { pattern, len_bytes: LEN }).unwrap();
+        let answers = told(&memory, &format!("{fill}\n{check}\n"));
+        assert_eq!(answers, [Answer::Filled, Answer::Checked { mismatch: None }]);
+
+        let right = memory.read(4321, 1);
+        memory.write(4321, &[!right[0]]);
+        let [Answer::Checked { mismatch: Some(mismatch) }] = told(&memory, &check)[..] else {
+            panic!("a flipped byte was not found")
+        };
+        assert_eq!((mismatch.first_offset_bytes, mismatch.wrong_bytes), (4321, 1));
+    }
+
+    #[test]
+    fn orders_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
+        let memory = HostBuffer::zeroed(LEN).unwrap();
+        let pattern = Pattern::of_round(1, 1);
+        let long = serde_json::to_string(&Order::Fill { pattern, len_bytes: LEN + 1 }).unwrap();
+        let answers = told(&memory, &format!("{{\n\n{long}\n{{\"order\":\"cost\"}}\n"));
+        assert!(
+            matches!(
+                &answers[..],
+                [
+                    Answer::Refused { .. },
+                    Answer::Refused { .. },
+                    Answer::Refused { .. },
+                    Answer::Cost { cpu_ns: 1.. }
+                ]
+            ),
+            "{answers:?}"
+        );
+    }
+}

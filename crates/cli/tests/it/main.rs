@@ -1,0 +1,34 @@
+//! The program as people run it: the built binary, its exit codes, its output, and what is left
+//! when it is gone.
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod demo;
+mod usage;
+
+use std::process::{Command, Output, Stdio};
+
+/// The built program, with no setting of this environment.
+fn tensorferry() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tensorferry"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("MC_") || text.starts_with("TENSORFERRY_") {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    tensorferry().args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
