@@ -3,4 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod common;
+mod fake;
+mod faults;
 mod pair;
+mod stops;
