@@ -1,1 +1,42 @@
-//! placeholder
+//! `tensorferry._native`: the engine as Python sees it.
+//!
+//! It translates, and nothing else: arguments into the engine's types, the engine's errors into the
+//! integers that programs for existing engines expect. The interpreter lock is released wherever bytes
+//! move or a peer is waited for, no panic gets out, and no thread of the engine ever takes that lock.
+
+mod args;
+mod engine;
+mod failure;
+mod last_error;
+mod lifetime;
+mod logging;
+mod managed;
+mod program;
+mod topology;
+mod types;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use crate::engine::TransferEngine;
+    #[pymodule_export]
+    use crate::program::main;
+    #[pymodule_export]
+    use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", tensorferry::VERSION)?;
+        module.add("Read", TransferOpcode::READ)?;
+        module.add("Write", TransferOpcode::WRITE)?;
+        // This version moves host memory.
+        for vendor in ["CUDA", "EFA", "HIP", "INTRA_NVLINK", "MNNVL", "MUSA"] {
+            module.add(format!("SUPPORT_{vendor}"), false)?;
+        }
+        Ok(())
+    }
+}

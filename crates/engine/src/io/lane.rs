@@ -299,7 +299,7 @@ fn receive(conn: &mut Conn, scratch: &mut Scratch) -> Step {
                     return Step::Over;
                 }
                 // A short count means that the socket is empty, unless a bad address cut it short.
-                if n < planned && !users {
+                if n < planned && !users && !conn.read_closed {
                     conn.readable = false;
                     return step;
                 }

@@ -94,8 +94,8 @@ impl Reactor {
         serve.received_direct(in_place as u64, served);
         let (registry, mode) = (&self.core.registry, self.core.copy_mode);
         serve.received(&buffer[..n - in_place], registry, mode, served).map_err(Fault::Serve)?;
-        // A short count means that the socket is empty.
-        conn.readable = n == wanted;
+        // A short count means that the socket is empty, but for the end of the stream.
+        conn.readable = n == wanted || conn.read_closed;
         Ok(true)
     }
 

@@ -95,6 +95,8 @@ pub(crate) struct Conn {
     pub(super) socket: Socket,
     pub(super) readable: bool,
     pub(super) writable: bool,
+    /// The peer has ended the stream. No event will say so again, so it is read to its end.
+    pub(super) read_closed: bool,
     queued: bool,
     /// When it is to be looked at again at the latest.
     due: Option<Instant>,
@@ -302,6 +304,7 @@ impl Reactor {
         let closed = event.is_error() || event.is_read_closed() && event.is_write_closed();
         if let Some(conn) = self.conn(token) {
             conn.readable |= event.is_readable() || event.is_read_closed() || closed;
+            conn.read_closed |= event.is_read_closed() || closed;
             conn.writable |= event.is_writable() || closed;
             self.make_ready(token);
         }
@@ -479,6 +482,7 @@ impl Reactor {
             socket,
             readable: open,
             writable: open,
+            read_closed: false,
             queued: false,
             due,
             timed: false,

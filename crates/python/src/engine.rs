@@ -1,0 +1,1076 @@
+//! The class `TransferEngine`.
+#![expect(unsafe_code, reason = "addresses from Python")]
+
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyNotImplementedError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyType};
+use tensorferry::{
+    Batch, BatchId, BatchState, Config, Engine, Error, MetadataServer, Notification, Op,
+    P2P_HANDSHAKE, Request, SubmitOptions,
+};
+
+use crate::args::{Bytes, Int, Ints, Text};
+use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
+use crate::lifetime::{Running, watch};
+use crate::managed::{Managed, REGISTER};
+use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
+use crate::{last_error, logging, topology};
+
+/// How long a wait may last before it looks whether Ctrl-C was pressed.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// The answers of `send_probe`.
+const PROBE_NO_ADDRESS: i32 = -101;
+const PROBE_UNREACHABLE: i32 = -102;
+const PROBE_OTHER: i32 = -200;
+
+/// Memory that peers can READ and WRITE by name, and a way to theirs, over TCP.
+///
+/// Addresses and lengths are integers, in bytes. Calls that return a code return 0 for success and a
+/// negative number for failure; calls that return an id or an address return 0 for failure. A failed
+/// call leaves the reason in `TransferEngine.last_error()`, and one ERROR per second and method on the
+/// logger `tensorferry.mooncake`. An argument of a wrong type, or an integer that is negative or above
+/// 2**64 - 1, is a TypeError. Any method may be called from any thread, and other Python threads run
+/// while one waits.
+///
+/// Memory that is handed over, by address, must stay mapped: registered memory until
+/// `unregister_memory` has returned, the local memory of a transfer until the transfer has ended.
+#[pyclass(frozen, subclass, weakref, module = "tensorferry.mooncake")]
+pub(crate) struct TransferEngine {
+    /// Locked with the interpreter lock held, and never while it is released.
+    state: Mutex<State>,
+}
+
+enum State {
+    New,
+    /// `initialize` is at work in some thread.
+    Starting,
+    Ready(Arc<Ready>),
+    Closed,
+}
+
+struct Ready {
+    running: Arc<Running>,
+    managed: Managed,
+    /// What `initialize` was asked for; TCP it is in any case.
+    protocol: String,
+    number: u64,
+}
+
+/// One list of local addresses, one of remote ones, one of lengths.
+struct Lists {
+    locals: Vec<u64>,
+    remotes: Vec<u64>,
+    lengths: Vec<u64>,
+}
+
+impl Lists {
+    fn new(locals: Ints, remotes: Ints, lengths: Ints) -> Result<Self, Failure> {
+        let (locals, remotes, lengths) = (locals.0, remotes.0, lengths.0);
+        if locals.len() != remotes.len() || locals.len() != lengths.len() {
+            return Err(Failure::new(format!(
+                "the lists differ in length: {} buffers, {} peer addresses, {} lengths; nothing was sent",
+                locals.len(),
+                remotes.len(),
+                lengths.len()
+            )));
+        }
+        Ok(Self { locals, remotes, lengths })
+    }
+
+    fn one(local: Int, remote: Int, length: Int) -> Self {
+        Self { locals: vec![local.0], remotes: vec![remote.0], lengths: vec![length.0] }
+    }
+
+    fn requests(&self, op: Op) -> Vec<Request> {
+        let addresses = self.locals.iter().zip(&self.remotes);
+        let entries = addresses.zip(&self.lengths);
+        entries.map(|((&local, &remote), &len)| Request { op, local, remote, len }).collect()
+    }
+}
+
+#[pymethods]
+impl TransferEngine {
+    #[new]
+    fn new() -> Self {
+        Self { state: Mutex::new(State::New) }
+    }
+
+    /// The opcodes of `transfer_sync` and `batch_transfer_sync`.
+    #[classattr]
+    #[pyo3(name = "TransferOpcode")]
+    fn opcode_class(py: Python<'_>) -> Py<PyType> {
+        py.get_type::<TransferOpcode>().unbind()
+    }
+
+    /// Starts the engine: it listens, and has a name, `host:port`, that peers open.
+    ///
+    /// `local_hostname` is the host name or address that peers reach this machine by; a port behind it is
+    /// ignored, the one that was chosen is `get_rpc_port()`. `metadata_server` is "P2PHANDSHAKE".
+    /// `protocol` is "tcp"; others ("rdma") are accepted, TCP is used, and the log says so once; "xgmi"
+    /// fails. `device_name` has no effect.
+    ///
+    /// Returns 0, or -1: a host that has no address, another metadata server, no free port, a malformed
+    /// TENSORFERRY_* variable, or an engine that was initialized before, which is left as it is.
+    #[pyo3(signature = (local_hostname, metadata_server, protocol, device_name, /))]
+    fn initialize(
+        &self,
+        py: Python<'_>,
+        local_hostname: Text,
+        metadata_server: Text,
+        protocol: Text,
+        device_name: Text,
+    ) -> PyResult<i32> {
+        let _ = device_name;
+        settle(py, "initialize", code, || {
+            self.start(py, &local_hostname.0, &metadata_server.0, &protocol.0)
+        })
+    }
+
+    /// `initialize` with the kind of the metadata server, for one whose text has no `kind://`.
+    ///
+    /// Returns 0, or -1 as `initialize` does.
+    #[pyo3(signature = (local_hostname, metadata_server, protocol, device_name, metadata_type, /))]
+    fn initialize_ext(
+        &self,
+        py: Python<'_>,
+        local_hostname: Text,
+        metadata_server: Text,
+        protocol: Text,
+        device_name: Text,
+        metadata_type: Text,
+    ) -> PyResult<i32> {
+        let _ = device_name;
+        let (server, kind) = (metadata_server.0, metadata_type.0);
+        let has_kind = server == P2P_HANDSHAKE || server.contains("://") || kind.is_empty();
+        let server = if has_kind {
+            server
+        } else if kind == P2P_HANDSHAKE {
+            kind
+        } else {
+            format!("{kind}://{server}")
+        };
+        settle(py, "initialize_ext", code, || {
+            self.start(py, &local_hostname.0, &server, &protocol.0)
+        })
+    }
+
+    /// The control port: the port of the name that peers open.
+    ///
+    /// Raises RuntimeError before `initialize` and after `close`.
+    fn get_rpc_port(&self) -> PyResult<u16> {
+        raise(|| Ok(self.ready()?.engine().control_port()))
+    }
+
+    /// Lets peers READ and WRITE `capacity` bytes at `buffer_addr`.
+    ///
+    /// `location` is "*", "cpu" or "cpu:N"; anything else counts as "*", and the log says so once, but GPU
+    /// memory ("cuda:0") is refused: this version moves none.
+    ///
+    /// Returns 0; -7 if the range overlaps a registered one; -1 for a length of 0, address 0, a range
+    /// that wraps, a GPU location.
+    #[pyo3(
+        signature = (buffer_addr, capacity, location=Text::default()),
+        text_signature = "($self, buffer_addr, capacity, location='*')"
+    )]
+    fn register_memory(
+        &self,
+        py: Python<'_>,
+        buffer_addr: Int,
+        capacity: Int,
+        location: Text,
+    ) -> PyResult<i32> {
+        settle(py, "register_memory", code, || {
+            let ready = self.ready()?;
+            check_location(py, &location.0)?;
+            py.detach(|| {
+                // SAFETY: the caller keeps the range mapped and writable until `unregister_memory` for it
+                // has returned, as the class's documentation asks.
+                unsafe { ready.engine().register(buffer_addr.0, capacity.0, &REGISTER) }
+            })?;
+            Ok(0)
+        })
+    }
+
+    /// Ends what `register_memory` began. When this returns 0, no peer and no transfer touches the memory.
+    ///
+    /// Takes the exact address that was registered. Returns 0; -3 if no buffer starts there (managed
+    /// buffers do not count); -1 if the buffer is still in use after a while.
+    #[pyo3(signature = (addr, /))]
+    fn unregister_memory(&self, py: Python<'_>, addr: Int) -> PyResult<i32> {
+        settle(py, "unregister_memory", code, || {
+            let ready = self.ready()?;
+            ready.refuse_managed(&[addr.0])?;
+            py.detach(|| ready.engine().unregister(addr.0))?;
+            Ok(0)
+        })
+    }
+
+    /// Registers all of the ranges, or, if one is refused, none of them.
+    ///
+    /// `buffer_addresses` and `capacities` are sequences of the same length. Returns 0, also for empty
+    /// ones; else -1 or -7 as `register_memory` does.
+    #[pyo3(
+        signature = (buffer_addresses, capacities, location=Text::default()),
+        text_signature = "($self, buffer_addresses, capacities, location='*')"
+    )]
+    fn batch_register_memory(
+        &self,
+        py: Python<'_>,
+        buffer_addresses: Ints,
+        capacities: Ints,
+        location: Text,
+    ) -> PyResult<i32> {
+        settle(py, "batch_register_memory", code, || {
+            let ready = self.ready()?;
+            let (addresses, capacities) = (buffer_addresses.0, capacities.0);
+            if addresses.len() != capacities.len() {
+                return Err(Failure::new(format!(
+                    "the lists differ in length: {} addresses, {} capacities; nothing was registered",
+                    addresses.len(),
+                    capacities.len()
+                )));
+            }
+            check_location(py, &location.0)?;
+            py.detach(|| {
+                let ranges: Vec<(u64, u64)> = addresses.into_iter().zip(capacities).collect();
+                // SAFETY: as in `register_memory`, for each of the ranges.
+                unsafe { ready.engine().register_all(&ranges, &REGISTER) }
+            })?;
+            Ok(0)
+        })
+    }
+
+    /// Unregisters all of the buffers, or, if one address is unknown, none of them.
+    ///
+    /// Returns 0, also for an empty sequence; else -3 or -1 as `unregister_memory` does.
+    #[pyo3(signature = (addrs, /))]
+    fn batch_unregister_memory(&self, py: Python<'_>, addrs: Ints) -> PyResult<i32> {
+        settle(py, "batch_unregister_memory", code, || {
+            let ready = self.ready()?;
+            ready.refuse_managed(&addrs.0)?;
+            py.detach(|| ready.engine().unregister_all(&addrs.0))?;
+            Ok(0)
+        })
+    }
+
+    /// Copies `length` bytes from local memory at `buffer` to `peer_buffer_address` in the memory of the
+    /// peer `target_hostname`, and waits until they are there.
+    ///
+    /// The peer's range must lie in one buffer that is registered there; the local one need not be
+    /// registered. `transport_hint` has no effect. Returns 0, or -1: see `last_error()`.
+    #[pyo3(
+        signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, transport_hint='')"
+    )]
+    fn transfer_sync_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "transfer_sync_write", code, || {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            self.ready()?.run(py, &target_hostname.0, &lists, Op::Write, None)
+        })
+    }
+
+    /// Copies `length` bytes at `peer_buffer_address` in the memory of the peer `target_hostname` to local
+    /// memory at `buffer`, and waits until they are there.
+    ///
+    /// Otherwise as `transfer_sync_write`.
+    #[pyo3(
+        signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, transport_hint='')"
+    )]
+    fn transfer_sync_read(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "transfer_sync_read", code, || {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            self.ready()?.run(py, &target_hostname.0, &lists, Op::Read, None)
+        })
+    }
+
+    /// `transfer_sync_read` or `transfer_sync_write`, as `opcode` says, and then a message to the peer.
+    ///
+    /// `notify` is sent when every byte is in place. Returns 0, or -1; -1 also if the bytes are in place
+    /// and the message was not delivered. A message that is too long is refused before a byte moves.
+    #[pyo3(
+        signature = (
+            target_hostname, buffer, peer_buffer_address, length, opcode, notify=None,
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint='')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
+    fn transfer_sync(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        opcode: PyRef<'_, TransferOpcode>,
+        notify: Option<PyRef<'_, TransferNotify>>,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "transfer_sync", code, || {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()));
+            self.ready()?.run(py, &target_hostname.0, &lists, op, notify)
+        })
+    }
+
+    /// `transfer_sync_write` for many ranges at once: three sequences of the same length.
+    ///
+    /// The ranges are written in any order. Returns 0 if all of them are in place, also for empty
+    /// sequences; else -1, and some of them may be in place. Sequences of different lengths: -1, and
+    /// nothing is sent.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')"
+    )]
+    fn batch_transfer_sync_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_sync_write", code, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            self.ready()?.run(py, &target_hostname.0, &lists, Op::Write, None)
+        })
+    }
+
+    /// `transfer_sync_read` for many ranges at once: three sequences of the same length.
+    ///
+    /// Otherwise as `batch_transfer_sync_write`.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')"
+    )]
+    fn batch_transfer_sync_read(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_sync_read", code, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            self.ready()?.run(py, &target_hostname.0, &lists, Op::Read, None)
+        })
+    }
+
+    /// `transfer_sync` for many ranges at once: three sequences of the same length, one message.
+    ///
+    /// Returns 0, or -1 as `batch_transfer_sync_write` and `transfer_sync` do.
+    #[pyo3(
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None,
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None, transport_hint='')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
+    fn batch_transfer_sync(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        opcode: PyRef<'_, TransferOpcode>,
+        notify: Option<PyRef<'_, TransferNotify>>,
+        transport_hint: Text,
+    ) -> PyResult<i32> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_sync", code, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()));
+            self.ready()?.run(py, &target_hostname.0, &lists, op, notify)
+        })
+    }
+
+    /// Starts what `batch_transfer_sync_write` does, and does not wait for it.
+    ///
+    /// Returns an id for `transfer_check_status` and `get_batch_transfer_status`, or 0: the peer cannot be
+    /// reached, or the arguments make no sense.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')"
+    )]
+    fn batch_transfer_async_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        transport_hint: Text,
+    ) -> PyResult<u64> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_async_write", no_id, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            self.ready()?.begin(py, &target_hostname.0, &lists, Op::Write)
+        })
+    }
+
+    /// Starts what `batch_transfer_sync_read` does, and does not wait for it.
+    ///
+    /// Returns an id or 0, as `batch_transfer_async_write` does.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')"
+    )]
+    fn batch_transfer_async_read(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        transport_hint: Text,
+    ) -> PyResult<u64> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_async_read", no_id, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            self.ready()?.begin(py, &target_hostname.0, &lists, Op::Read)
+        })
+    }
+
+    /// `batch_transfer_async_read` or `batch_transfer_async_write`, as `opcode` says.
+    ///
+    /// Returns an id or 0, as those do.
+    #[pyo3(
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, opcode,
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint='')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
+    fn batch_transfer_async(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        opcode: PyRef<'_, TransferOpcode>,
+        transport_hint: Text,
+    ) -> PyResult<u64> {
+        let _ = transport_hint;
+        settle(py, "batch_transfer_async", no_id, || {
+            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let op = op_of(*opcode)?;
+            self.ready()?.begin(py, &target_hostname.0, &lists, op)
+        })
+    }
+
+    /// Starts what `transfer_sync_write` does, and does not wait for it.
+    ///
+    /// Returns an id or 0, as `batch_transfer_async_write` does.
+    #[pyo3(
+        signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint=Text::default()),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, transport_hint='')"
+    )]
+    fn transfer_submit_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        transport_hint: Text,
+    ) -> PyResult<u64> {
+        let _ = transport_hint;
+        settle(py, "transfer_submit_write", no_id, || {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            self.ready()?.begin(py, &target_hostname.0, &lists, Op::Write)
+        })
+    }
+
+    /// Where the whole batch with this id stands. Never waits.
+    ///
+    /// Returns 0 while it runs, 1 when every byte is in place, -2 if its time was up, -1 if it failed or
+    /// the id is unknown. An answer other than 0 ends the id.
+    #[pyo3(signature = (batch_id, /))]
+    fn transfer_check_status(&self, py: Python<'_>, batch_id: Int) -> PyResult<i32> {
+        settle(py, "transfer_check_status", code, || {
+            let ready = self.ready()?;
+            let (table, id) = (ready.engine().batches(), BatchId::from_raw(batch_id.0));
+            if table.get(id)?.poll() == BatchState::Running {
+                return Ok(0);
+            }
+            let batch = table.take(id)?;
+            match batch.result() {
+                None => Ok(0),
+                Some(Ok(())) => Ok(1),
+                Some(Err(error)) => {
+                    let timed_out = batch.poll() == BatchState::TimedOut;
+                    let failure = Failure::from(error);
+                    Err(failure.with_code(if timed_out { TIMED_OUT } else { FAILED }))
+                }
+            }
+        })
+    }
+
+    /// Waits until all batches with these ids have ended, and ends the ids.
+    ///
+    /// Returns 0 if every byte of all of them is in place; -1 if one failed, or an id is unknown.
+    #[pyo3(signature = (batch_ids, /))]
+    fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Ints) -> PyResult<i32> {
+        settle(py, "get_batch_transfer_status", code, || {
+            if batch_ids.0.is_empty() {
+                return Ok(0);
+            }
+            let ready = self.ready()?;
+            let table = ready.engine().batches();
+            let (mut batches, mut first) = (Vec::new(), None);
+            for &id in &batch_ids.0 {
+                match table.take(BatchId::from_raw(id)) {
+                    Ok(batch) => batches.push(batch),
+                    Err(error) => first = first.or(Some(error)),
+                }
+            }
+            for batch in &batches {
+                if let Err(error) = wait(py, batch, &batches)? {
+                    first = first.or(Some(error));
+                }
+            }
+            first.map_or(Ok(0), |error| Err(Failure::from(error).with_code(FAILED)))
+        })
+    }
+
+    /// Allocates at least `length` bytes that peers can READ and WRITE at once.
+    ///
+    /// Returns the address, or 0. The memory is aligned to pages, and holds zeroes or what it held before it
+    /// was freed.
+    #[pyo3(signature = (length, /))]
+    fn allocate_managed_buffer(&self, py: Python<'_>, length: Int) -> PyResult<u64> {
+        settle(py, "allocate_managed_buffer", no_id, || {
+            let ready = self.ready()?;
+            py.detach(|| ready.managed.allocate(ready.engine(), length.0))
+        })
+    }
+
+    /// Frees what `allocate_managed_buffer` gave for `length` bytes. Peers cannot reach it any more.
+    ///
+    /// Returns 0; -1 if no managed buffer starts at `addr` (it was freed already, for instance), if it was
+    /// allocated with another length, or if it is still in use after a while.
+    #[pyo3(signature = (addr, length, /))]
+    fn free_managed_buffer(&self, py: Python<'_>, addr: Int, length: Int) -> PyResult<i32> {
+        settle(py, "free_managed_buffer", code, || {
+            let ready = self.ready()?;
+            py.detach(|| ready.managed.free(ready.engine(), addr.0, length.0))?;
+            Ok(0)
+        })
+    }
+
+    /// Copies the first `length` bytes of `data` to `addr`, inside one registered or managed buffer.
+    ///
+    /// `data` is bytes, any buffer, or a str, which is written in UTF-8. Returns 0; -1 if `data` is
+    /// shorter, or the range is not inside a buffer.
+    #[pyo3(signature = (addr, data, length, /))]
+    fn write_bytes_to_buffer(
+        &self,
+        py: Python<'_>,
+        addr: Int,
+        data: Bytes,
+        length: Int,
+    ) -> PyResult<i32> {
+        settle(py, "write_bytes_to_buffer", code, || {
+            let ready = self.ready()?;
+            let given = data.0.len();
+            let Some(bytes) = usize::try_from(length.0).ok().and_then(|len| data.0.get(..len))
+            else {
+                return Err(Failure::new(format!(
+                    "{} bytes of {given} cannot be written",
+                    length.0
+                )));
+            };
+            py.detach(|| ready.write_within(addr.0, bytes))?;
+            Ok(0)
+        })
+    }
+
+    /// The `length` bytes at `addr`, inside one registered or managed buffer.
+    ///
+    /// Raises RuntimeError if the range is not inside one.
+    #[pyo3(signature = (addr, length, /))]
+    fn read_bytes_from_buffer<'py>(
+        &self,
+        py: Python<'py>,
+        addr: Int,
+        length: Int,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        raise(|| {
+            let ready = self.ready()?;
+            let bytes = py.detach(|| ready.read_within(addr.0, length.0))?;
+            Ok(PyBytes::new(py, &bytes))
+        })
+    }
+
+    /// The address of the first buffer that the segment's owner has registered, of this engine itself or
+    /// of a peer.
+    ///
+    /// Returns 0 if there is none, or the peer cannot be reached.
+    #[pyo3(signature = (segment_name, /))]
+    fn get_first_buffer_address(&self, py: Python<'_>, segment_name: Text) -> PyResult<u64> {
+        settle(py, "get_first_buffer_address", no_id, || {
+            let ready = self.ready()?;
+            let engine = ready.engine();
+            let name = &segment_name.0;
+            let buffers = py.detach(|| {
+                if name == engine.name() {
+                    Ok(engine.buffers())
+                } else {
+                    engine.open(name)?.buffers()
+                }
+            })?;
+            Ok(buffers.first().map_or(0, |buffer| buffer.addr))
+        })
+    }
+
+    /// The messages that peers have sent since the last call, in the order of their arrival.
+    ///
+    /// Raises RuntimeError before `initialize` and after `close`.
+    fn get_notifies(&self, py: Python<'_>) -> PyResult<Vec<TransferNotify>> {
+        raise(|| {
+            let ready = self.ready()?;
+            let notifications = py.detach(|| ready.engine().take_notifications());
+            Ok(notifications.into_iter().map(TransferNotify::of).collect())
+        })
+    }
+
+    /// Asks a peer's control port whether it is alive.
+    ///
+    /// Returns 0 if it is; -101 if the name has no address, -102 if the peer cannot be reached, -200 if it
+    /// answers something else; -1 before `initialize`.
+    fn send_probe(&self, py: Python<'_>, peer_server_name: Text) -> PyResult<i32> {
+        settle(py, "send_probe", code, || {
+            let ready = self.ready()?;
+            let Err(error) = py.detach(|| ready.engine().probe(&peer_server_name.0)) else {
+                return Ok(0);
+            };
+            let answer = match error {
+                Error::Name(_) => PROBE_NO_ADDRESS,
+                Error::PeerUnreachable { .. } => PROBE_UNREACHABLE,
+                Error::Closed | Error::ForkedProcess { .. } => FAILED,
+                _ => PROBE_OTHER,
+            };
+            Err(Failure::from(error).with_code(answer))
+        })
+    }
+
+    /// The memory nodes of this machine, as the JSON text of an object: for each a list of preferred and a
+    /// list of available network devices, which are empty for TCP.
+    ///
+    /// Needs no `initialize`. `device_name` has no effect.
+    #[pyo3(signature = (device_name=None))]
+    fn get_local_topology(&self, py: Python<'_>, device_name: Option<Text>) -> PyResult<String> {
+        let _ = device_name;
+        raise(|| Ok(py.detach(topology::describe)))
+    }
+
+    /// Does nothing: TCP has nothing to warm up. Returns 0.
+    fn warmup_efa_segment(&self, segment_name: Text) -> i32 {
+        let _ = segment_name;
+        0
+    }
+
+    /// An object that stands for the engine where a native extension asks for one, or None before
+    /// `initialize`.
+    ///
+    /// Extensions that are built for another engine refuse it.
+    fn get_engine(&self) -> Option<InnerTransferEngine> {
+        let ready = self.ready().ok()?;
+        Some(InnerTransferEngine { name: ready.engine().name().to_owned() })
+    }
+
+    /// A number that is this engine's alone in this process, or 0 before `initialize`.
+    ///
+    /// It is not a pointer: nothing lies at that address.
+    fn get_engine_ptr(&self) -> u64 {
+        self.ready().map_or(0, |ready| ready.number)
+    }
+
+    /// Raises NotImplementedError: this version moves no GPU memory.
+    #[pyo3(
+        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int(0)),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+    )]
+    fn transfer_write_on_cuda(
+        &self,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+    ) -> PyResult<()> {
+        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
+        Err(no_gpu("transfer_write_on_cuda"))
+    }
+
+    /// Raises NotImplementedError: this version moves no GPU memory.
+    #[pyo3(
+        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int(0)),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+    )]
+    fn transfer_read_on_cuda(
+        &self,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+    ) -> PyResult<()> {
+        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
+        Err(no_gpu("transfer_read_on_cuda"))
+    }
+
+    /// Raises NotImplementedError: this version moves no GPU memory.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int(0)),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+    )]
+    fn batch_transfer_write_on_cuda(
+        &self,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        stream_ptr: Int,
+    ) -> PyResult<()> {
+        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
+        Err(no_gpu("batch_transfer_write_on_cuda"))
+    }
+
+    /// Raises NotImplementedError: this version moves no GPU memory.
+    #[pyo3(
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int(0)),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+    )]
+    fn batch_transfer_read_on_cuda(
+        &self,
+        target_hostname: Text,
+        buffers: Ints,
+        peer_buffer_addresses: Ints,
+        lengths: Ints,
+        stream_ptr: Int,
+    ) -> PyResult<()> {
+        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
+        Err(no_gpu("batch_transfer_read_on_cuda"))
+    }
+
+    /// Ends the engine now: running transfers fail, peers cannot reach its memory, its sockets are closed.
+    ///
+    /// Happens by itself when the object is collected and when the interpreter ends. A closed engine cannot
+    /// be initialized again. Closing twice does no harm.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        raise(|| {
+            let before = {
+                let mut state = self.lock();
+                if matches!(*state, State::Starting) {
+                    return Err(Failure::new("initialize is at work in another thread"));
+                }
+                std::mem::replace(&mut *state, State::Closed)
+            };
+            if let State::Ready(ready) = before {
+                ready.running.close(py);
+            }
+            Ok(())
+        })
+    }
+
+    /// Why this thread's last call failed, in words, or None if it did not. Calls that cannot fail do not
+    /// count.
+    #[staticmethod]
+    fn last_error() -> Option<String> {
+        last_error::get()
+    }
+
+    /// What the engine has done so far: its counters by name, `"protocol"`, which is "tcp", and
+    /// `"requested_protocol"`, which is what `initialize` was given.
+    ///
+    /// Raises RuntimeError before `initialize` and after `close`.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        raise(|| {
+            let ready = self.ready()?;
+            let stats = PyDict::new(py);
+            stats.set_item("protocol", "tcp")?;
+            stats.set_item("requested_protocol", &ready.protocol)?;
+            for (name, value) in ready.engine().stats().to_pairs() {
+                stats.set_item(name, value)?;
+            }
+            Ok(stats)
+        })
+    }
+}
+
+impl TransferEngine {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready(&self) -> Result<Arc<Ready>, Failure> {
+        match &*self.lock() {
+            State::Ready(ready) => Ok(Arc::clone(ready)),
+            State::New => Err(Failure::new("the engine is not initialized; call initialize first")),
+            State::Starting => Err(Failure::new("initialize has not returned yet")),
+            State::Closed => Err(Failure::new("the engine is closed; make a new TransferEngine")),
+        }
+    }
+
+    fn start(
+        &self,
+        py: Python<'_>,
+        host: &str,
+        server: &str,
+        protocol: &str,
+    ) -> Result<i32, Failure> {
+        {
+            let mut state = self.lock();
+            match *state {
+                State::New => *state = State::Starting,
+                State::Starting => {
+                    return Err(Failure::new("initialize is at work in another thread"));
+                }
+                State::Ready(_) => {
+                    return Err(Failure::new(
+                        "the engine is initialized already, and stays as it is; make a new TransferEngine",
+                    ));
+                }
+                State::Closed => {
+                    return Err(Failure::new("the engine is closed; make a new TransferEngine"));
+                }
+            }
+        }
+        let mut back = Back { engine: self, armed: true };
+        let ready = make(py, host, server, protocol)?;
+        back.armed = false;
+        *self.lock() = State::Ready(ready);
+        Ok(0)
+    }
+}
+
+/// Undoes `Starting` unless `initialize` succeeds, whichever way it is left.
+struct Back<'a> {
+    engine: &'a TransferEngine,
+    armed: bool,
+}
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            *self.engine.lock() = State::New;
+        }
+    }
+}
+
+fn make(py: Python<'_>, host: &str, server: &str, protocol: &str) -> Result<Arc<Ready>, Failure> {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
+    // The environment is read with the interpreter lock held, under which Python changes it.
+    let config = Config::from_env()?;
+    match MetadataServer::parse(server)? {
+        MetadataServer::PeerToPeer => {}
+        other => return Err(Failure::new(format!("{other:?} is not supported by this face"))),
+    }
+    if protocol == "xgmi" {
+        return Err(Failure::new("protocol xgmi is not supported; use tcp"));
+    }
+    logging::start(py, config.log)?;
+    let engine = py.detach(|| Engine::new(host, config))?;
+    let running = watch(py, engine)?;
+    if !matches!(protocol, "tcp" | "") {
+        logging::warn_once(
+            py,
+            format!("protocol {protocol:?} was asked for; this engine moves bytes over TCP"),
+        );
+    }
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let (managed, protocol) = (Managed::default(), protocol.to_owned());
+    Ok(Arc::new(Ready { running, managed, protocol, number }))
+}
+
+impl Ready {
+    fn engine(&self) -> &Engine {
+        &self.running.engine
+    }
+
+    /// Submits, and waits for the end.
+    fn run(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        lists: &Lists,
+        op: Op,
+        notification: Option<Notification>,
+    ) -> Result<i32, Failure> {
+        let (batch, result) = py.detach(|| {
+            let options = SubmitOptions { notification, ..SubmitOptions::default() };
+            let segment = self.engine().segment(peer)?;
+            // SAFETY: the caller keeps the local ranges mapped until the transfer has ended, as the class's
+            // documentation asks; this returns no sooner, unless by an exception, after a cancel.
+            let batch = unsafe { segment.submit(lists.requests(op), options) }?;
+            let result = batch.wait_timeout(SIGNALS);
+            Ok::<_, Error>((batch, result))
+        })?;
+        match result {
+            Some(result) => result?,
+            None => {
+                py_signals(py, std::slice::from_ref(&batch))?;
+                wait(py, &batch, std::slice::from_ref(&batch))??;
+            }
+        }
+        Ok(0)
+    }
+
+    /// Submits, and gives the batch a number. The peer is asked for its descriptor first, so that one that
+    /// is not there has no number.
+    fn begin(&self, py: Python<'_>, peer: &str, lists: &Lists, op: Op) -> Result<u64, Failure> {
+        let id = py.detach(|| {
+            let segment = self.engine().open(peer)?;
+            // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
+            // documentation asks; closing the engine ends it, too.
+            let batch = unsafe { segment.submit(lists.requests(op), SubmitOptions::default()) }?;
+            Ok::<_, Error>(self.engine().batches().insert(batch))
+        })?;
+        Ok(id.as_raw())
+    }
+
+    fn refuse_managed(&self, addrs: &[u64]) -> Result<(), Failure> {
+        match addrs.iter().find(|&&addr| self.managed.starts_at(addr)) {
+            None => Ok(()),
+            Some(&addr) => {
+                let what = "is a managed buffer; free it with free_managed_buffer";
+                Err(Failure::from(Error::NotRegistered { addr })
+                    .with_text(format!("{addr:#x} {what}")))
+            }
+        }
+    }
+
+    fn write_within(&self, addr: u64, bytes: &[u8]) -> Result<(), Failure> {
+        let len = bytes.len() as u64;
+        if let Some((block, offset)) = self.managed.find(addr, len) {
+            block.write(offset, bytes);
+            return Ok(());
+        }
+        self.copy_within(Op::Write, bytes.as_ptr().expose_provenance() as u64, addr, len)
+    }
+
+    fn read_within(&self, addr: u64, len: u64) -> Result<Vec<u8>, Failure> {
+        if let Some((block, offset)) = self.managed.find(addr, len) {
+            return Ok(block.read(offset, len as usize));
+        }
+        self.check_within(addr, len)?;
+        let mut bytes = vec![0; len as usize];
+        let local = bytes.as_mut_ptr().expose_provenance() as u64;
+        self.copy_within(Op::Read, local, addr, len)?;
+        Ok(bytes)
+    }
+
+    /// Copies between memory of ours, which outlives the call, and a registered buffer. It is a transfer
+    /// from the engine to itself, so that the buffer is pinned meanwhile.
+    fn copy_within(&self, op: Op, local: u64, addr: u64, len: u64) -> Result<(), Failure> {
+        self.check_within(addr, len)?;
+        let segment = self.engine().segment(self.engine().name())?;
+        let request = Request { op, local, remote: addr, len };
+        // SAFETY: the two callers own the memory at `local` and keep it until this returns, which is after
+        // the batch's end.
+        let batch = unsafe { segment.submit(vec![request], SubmitOptions::default()) }?;
+        Ok(batch.wait()?)
+    }
+
+    fn check_within(&self, addr: u64, len: u64) -> Result<(), Failure> {
+        let inside =
+            |start: u64, size: u64| addr >= start && len <= size && addr - start <= size - len;
+        if len == 0 || self.engine().buffers().iter().any(|b| inside(b.addr, b.len)) {
+            return Ok(());
+        }
+        Err(Failure::new(format!("[{addr:#x}, +{len}) is in no registered or managed buffer")))
+    }
+}
+
+/// Waits for the end of `batch`, with the interpreter lock released; looks for signals meanwhile. One that
+/// raises cancels `all`.
+fn wait(py: Python<'_>, batch: &Batch, all: &[Batch]) -> Result<tensorferry::Result<()>, Failure> {
+    loop {
+        match py.detach(|| batch.wait_timeout(SIGNALS)) {
+            Some(result) => return Ok(result),
+            None => py_signals(py, all)?,
+        }
+    }
+}
+
+fn py_signals(py: Python<'_>, all: &[Batch]) -> Result<(), Failure> {
+    py.check_signals().map_err(|raised| {
+        py.detach(|| all.iter().for_each(Batch::cancel));
+        Failure::Raised(raised)
+    })
+}
+
+fn check_location(py: Python<'_>, location: &str) -> Result<(), Failure> {
+    let (kind, number) = location.split_once(':').unwrap_or((location, "0"));
+    let numbered = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    match kind {
+        "" | "*" if location == kind => Ok(()),
+        "cpu" if numbered => Ok(()),
+        "cuda" | "musa" | "hip" => Err(Failure::new(format!(
+            "location {location:?} is GPU memory, and this version moves host memory only; register \
+             host memory (location \"*\" or \"cpu:0\")"
+        ))),
+        _ => {
+            logging::warn_once(py, format!("location {location:?} is unknown: \"*\" is used"));
+            Ok(())
+        }
+    }
+}
+
+fn op_of(opcode: TransferOpcode) -> Result<Op, Failure> {
+    opcode
+        .op()
+        .ok_or_else(|| Failure::new("opcode must be TransferOpcode.Read or TransferOpcode.Write"))
+}
+
+/// The answer of calls that return a code.
+fn code(code: i32) -> i32 {
+    code
+}
+
+/// The answer of calls that return an id or an address.
+fn no_id(_: i32) -> u64 {
+    0
+}
+
+fn no_gpu(method: impl Display) -> PyErr {
+    let text = format!("{method}: this version moves no GPU memory; copy to host memory first");
+    last_error::set(text.clone());
+    PyNotImplementedError::new_err(text)
+}

@@ -1,0 +1,314 @@
+//! What the engine has to say, handed to Python's `logging`.
+//!
+//! Threads of the engine never take the interpreter lock, and never wait for whoever reads a log: they
+//! put records into a bounded queue, and a daemon thread of Python's takes them out. What a caller's own
+//! thread has to say is logged at once.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tensorferry::LogLevel;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record as SpanRecord};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Records that wait; further ones are counted and dropped.
+const LONGEST_QUEUE: usize = 4096;
+/// A method that keeps failing is logged this often.
+const REPEAT: Duration = Duration::from_secs(1);
+/// Texts that are said once are remembered, up to so many.
+const MOST_SAID: usize = 256;
+const FACE: &str = "tensorferry.mooncake";
+
+/// Whether the interpreter is on its way out, when nothing is logged any more.
+static EXITING: AtomicBool = AtomicBool::new(false);
+/// Whether the daemon thread is there. It is not in a forked child.
+static STARTED: AtomicBool = AtomicBool::new(false);
+static LEVEL: AtomicU8 = AtomicU8::new(2);
+
+struct Record {
+    level: Level,
+    target: &'static str,
+    text: String,
+}
+
+struct Queue {
+    state: Mutex<Waiting>,
+    news: Condvar,
+}
+
+struct Waiting {
+    records: VecDeque<Record>,
+    dropped: u64,
+    stopped: bool,
+}
+
+/// A fork can happen while another thread has the lock of a queue, which is then locked for ever in the
+/// child; so each generation of children has its own.
+static QUEUES: [Queue; 8] = [const { Queue::new() }; 8];
+static GENERATION: AtomicUsize = AtomicUsize::new(0);
+
+impl Queue {
+    const fn new() -> Self {
+        let waiting = Waiting { records: VecDeque::new(), dropped: 0, stopped: false };
+        Self { state: Mutex::new(waiting), news: Condvar::new() }
+    }
+
+    fn current() -> &'static Self {
+        &QUEUES[GENERATION.load(Ordering::Relaxed).min(QUEUES.len() - 1)]
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, record: Record) {
+        let mut waiting = self.lock();
+        if waiting.records.len() < LONGEST_QUEUE {
+            waiting.records.push_back(record);
+            drop(waiting);
+            self.news.notify_one();
+        } else {
+            waiting.dropped += 1;
+        }
+    }
+
+    /// Waits for records, or for the end.
+    fn wait(&self) -> Waiting {
+        let mut waiting = self.lock();
+        while waiting.records.is_empty() && !waiting.stopped {
+            waiting = self.news.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        take(&mut waiting)
+    }
+
+    fn stop(&self) {
+        self.lock().stopped = true;
+        self.news.notify_all();
+    }
+}
+
+fn take(waiting: &mut Waiting) -> Waiting {
+    let (records, dropped) = (std::mem::take(&mut waiting.records), waiting.dropped);
+    waiting.dropped = 0;
+    Waiting { records, dropped, stopped: waiting.stopped }
+}
+
+/// Has everything ready by which engines are heard. Called for each engine; cheap after the first.
+pub(crate) fn start(py: Python<'_>, level: LogLevel) -> PyResult<()> {
+    static SUBSCRIBER: Once = Once::new();
+    let level = match level {
+        LogLevel::Error => 1,
+        LogLevel::Warning => 2,
+        LogLevel::Info => 3,
+        LogLevel::Debug => 4,
+        LogLevel::Trace => 5,
+    };
+    let before = LEVEL.swap(level, Ordering::Relaxed);
+    SUBSCRIBER.call_once(|| {
+        // Somebody else's is as good.
+        let _ = tracing::subscriber::set_global_default(Forwarder);
+    });
+    if before != level {
+        tracing::callsite::rebuild_interest_cache();
+    }
+    if STARTED.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    // `logging` is imported first, so that its own end comes after ours.
+    py.import("logging")?;
+    let arguments = PyDict::new(py);
+    arguments.set_item("target", wrap_pyfunction!(hand_over_for_ever, py)?)?;
+    arguments.set_item("name", "tensorferry-logging")?;
+    arguments.set_item("daemon", true)?;
+    let thread = py.import("threading")?.getattr("Thread")?.call((), Some(&arguments))?;
+    thread.call_method0("start")?;
+    let thread = thread.unbind();
+    remember(thread);
+    Ok(())
+}
+
+/// The daemon thread, for whoever joins it. Locked with the interpreter lock held, and never across a
+/// call into Python.
+static THREAD: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
+
+fn remember(thread: Py<PyAny>) {
+    let before = THREAD.lock().unwrap_or_else(PoisonError::into_inner).replace(thread);
+    drop(before);
+}
+
+/// Hands over what is left, and ends the thread. Nothing is logged after this.
+pub(crate) fn stop(py: Python<'_>) -> PyResult<()> {
+    EXITING.store(true, Ordering::Relaxed);
+    Queue::current().stop();
+    let thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let (Some(thread), true) = (thread, STARTED.swap(false, Ordering::Relaxed)) {
+        thread.bind(py).call_method1("join", (1.0,))?;
+    }
+    Ok(())
+}
+
+/// In a forked child: the thread stayed with the parent.
+pub(crate) fn after_fork() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    STARTED.store(false, Ordering::Relaxed);
+}
+
+#[pyfunction]
+fn hand_over_for_ever(py: Python<'_>) {
+    let queue = Queue::current();
+    loop {
+        let waiting = py.detach(|| queue.wait());
+        let stopped = waiting.stopped;
+        hand_over(py, waiting);
+        if stopped {
+            return;
+        }
+    }
+}
+
+fn hand_over(py: Python<'_>, waiting: Waiting) {
+    for Record { level, target, text } in waiting.records {
+        log(py, &target.replace("::", "."), number(level), &text);
+    }
+    if waiting.dropped > 0 {
+        let text = format!(
+            "{} records were dropped: they came faster than they were logged",
+            waiting.dropped
+        );
+        log(py, "tensorferry", number(Level::WARN), &text);
+    }
+}
+
+/// The level as `logging` numbers it.
+fn number(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        Level::DEBUG => 10,
+        Level::TRACE => 5,
+    }
+}
+
+fn log(py: Python<'_>, name: &str, level: u8, text: &str) {
+    let logged = || -> PyResult<()> {
+        let logger = py.import("logging")?.call_method1("getLogger", (name,))?;
+        logger.call_method1("log", (level, "%s", text))?;
+        Ok(())
+    };
+    if let Err(error) = logged() {
+        // A filter or a handler of the user's raised. A record is no reason to fail a call.
+        error.write_unraisable(py, None);
+    }
+}
+
+/// Logs that `method` failed, unless it has done so within the last second.
+#[cold]
+pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) {
+    /// When a method was logged last, and how many failures were not since.
+    static LOGGED: LazyLock<Mutex<HashMap<&'static str, (Instant, u64)>>> =
+        LazyLock::new(Mutex::default);
+    if EXITING.load(Ordering::Relaxed) {
+        return;
+    }
+    let now = Instant::now();
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let missed = match logged.get_mut(method) {
+        Some((last, missed)) if now.duration_since(*last) < REPEAT => {
+            *missed += 1;
+            return;
+        }
+        before => before.map_or(0, |(_, missed)| *missed),
+    };
+    logged.insert(method, (now, 0));
+    drop(logged);
+    let mut line = format!("{method}: {text}");
+    if missed > 0 {
+        let _ = write!(line, " ({missed} more failures of {method} were not logged)");
+    }
+    if !STARTED.load(Ordering::Relaxed) {
+        // A forked child has no thread for what the engine has to say.
+        let left = take(&mut Queue::current().lock());
+        hand_over(py, left);
+    }
+    log(py, FACE, number(Level::ERROR), &line);
+}
+
+/// Logs a warning the first time that it is asked for.
+pub(crate) fn warn_once(py: Python<'_>, text: String) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.len() < MOST_SAID && said.insert(text.clone()) {
+        drop(said);
+        log(py, FACE, number(Level::WARN), &text);
+    }
+}
+
+/// Puts events into the queue. Spans are not kept: the engine's events say for themselves what they are about.
+struct Forwarder;
+
+impl Subscriber for Forwarder {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= level()
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(level())
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &SpanRecord<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line { message: String::new(), rest: String::new() };
+        event.record(&mut line);
+        let metadata = event.metadata();
+        Queue::current().push(Record {
+            level: *metadata.level(),
+            target: metadata.target(),
+            text: line.message + &line.rest,
+        });
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+fn level() -> LevelFilter {
+    match LEVEL.load(Ordering::Relaxed) {
+        1 => LevelFilter::ERROR,
+        2 => LevelFilter::WARN,
+        3 => LevelFilter::INFO,
+        4 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    }
+}
+
+/// An event as one line: its message, then its fields.
+struct Line {
+    message: String,
+    rest: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = if field.name() == "message" {
+            write!(self.message, "{value:?}")
+        } else {
+            write!(self.rest, " {}={value:?}", field.name())
+        };
+    }
+}

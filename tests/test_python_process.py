@@ -1,0 +1,480 @@
+"""The Python face and the process around it: import, logging, signals, exit, fork, and programs for another engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import ctypes, gc, logging, os, signal, socket, sys, threading, time
+from tensorferry.mooncake import TransferEngine, TransferOpcode, TransferNotify
+
+def new():
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0, TransferEngine.last_error()
+    return engine, f"127.0.0.1:{engine.get_rpc_port()}"
+
+def silent_peer():
+    "A peer that accepts connections and says nothing."
+    listener = socket.create_server(("127.0.0.1", 0))
+    return listener, "127.0.0.1:%d" % listener.getsockname()[1]
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__(1)
+        self.lines = []
+    def emit(self, record):
+        self.lines.append((record.name, record.levelname, record.getMessage()))
+
+def keep_log(level=1):
+    handler = Lines()
+    logging.getLogger("tensorferry").addHandler(handler)
+    logging.getLogger("tensorferry").setLevel(level)
+    logging.getLogger("tensorferry").propagate = False
+    return handler.lines
+"""
+
+
+def run(code: str, *args: str, env: dict[str, str] | None = None, timeout: float = 60, python: tuple[str, ...] = ()):
+    """Runs code in a fresh interpreter, with none of this process's settings of an engine."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MC_", "TENSORFERRY_")) and k != "PYTHONPATH"}
+    text = HEAD + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, *python, "-c", text, *args],
+        env=clean | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def good(done: subprocess.CompletedProcess, stderr: str = "") -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == stderr
+    return done.stdout
+
+
+# Import
+
+
+def test_importing_is_quick_and_light():
+    code = """
+    import sys, time
+    start = time.perf_counter()
+    import tensorferry.mooncake
+    seconds = time.perf_counter() - start
+    heavy = [m for m in ("numpy", "logging", "threading", "asyncio", "typing") if m in sys.modules]
+    print(seconds, heavy)
+    """
+    outputs = [subprocess.check_output([sys.executable, "-I", "-c", textwrap.dedent(code)], text=True) for _ in range(3)]
+    assert all("numpy" not in line and "logging" not in line for line in outputs)
+    assert min(float(line.split()[0]) for line in outputs) < 0.3
+
+
+# Logging
+
+
+def test_a_clean_run_says_nothing():
+    done = run("""
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(4096)
+    assert engine.transfer_sync_write(name, addr, addr, 4096) == 0
+    """)
+    assert good(done) == ""
+
+
+def test_failures_are_one_error_per_second_and_method():
+    done = run("""
+    lines = keep_log()
+    engine, name = new()
+    for _ in range(50):
+        assert engine.unregister_memory(0x1000) == -3
+    assert engine.register_memory(0, 5) == -1
+    errors = [line for line in lines if line[1] == "ERROR"]
+    assert len(errors) == 2, errors
+    assert {name for name, _, _ in errors} == {"tensorferry.mooncake"}
+    assert errors[0][2].startswith("unregister_memory: no buffer is registered at 0x1000"), errors
+    time.sleep(1.1)
+    engine.unregister_memory(0x1000)
+    assert "49 more failures of unregister_memory were not logged" in lines[-1][2], lines
+    """)
+    good(done)
+
+
+def test_an_unconfigured_program_still_sees_why():
+    done = run("""
+    engine, name = new()
+    engine.unregister_memory(0x1000)
+    """)
+    assert done.returncode == 0
+    assert "unregister_memory: no buffer is registered at 0x1000" in done.stderr
+
+
+def test_another_protocol_and_an_unknown_location_are_said_once():
+    done = run("""
+    lines = keep_log()
+    for _ in range(3):
+        engine = TransferEngine()
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "mlx5_0") == 0
+        assert engine.stats()["requested_protocol"] == "rdma" and engine.stats()["protocol"] == "tcp"
+        buffer = (ctypes.c_char * 16)()
+        assert engine.register_memory(ctypes.addressof(buffer), 16, "npu:3") == 0
+        engine.close()
+    warnings = [text for _, level, text in lines if level == "WARNING"]
+    assert len(warnings) == 2 and "rdma" in warnings[0] and "npu:3" in warnings[1], warnings
+    """)
+    good(done)
+
+
+@pytest.mark.parametrize("variable", ["MC_LOG_LEVEL", "TENSORFERRY_LOG"])
+def test_the_engine_speaks_through_logging_at_the_level_of_its_setting(variable):
+    code = """
+    lines = keep_log()
+    engine, name = new()
+    deadline = time.monotonic() + 10
+    while not any("MC_GID_INDEX" in text for _, _, text in lines) and time.monotonic() < deadline and sys.argv[1] == "debug":
+        time.sleep(0.01)
+    engine.close()
+    time.sleep(0.2)
+    mine = [line for line in lines if line[0].startswith("tensorferry")]
+    print(any("MC_GID_INDEX" in text and level == "DEBUG" for _, level, text in mine))
+    """
+    assert good(run(code, "debug", env={"MC_GID_INDEX": "3", variable: "debug"})) == "True\n"
+    assert good(run(code, "", env={"MC_GID_INDEX": "3", variable: "warning"})) == "False\n"
+
+
+def test_a_malformed_setting_of_the_peers_is_a_warning():
+    done = run("""
+    lines = keep_log()
+    engine, name = new()
+    import atexit
+    def check():
+        assert any(level == "WARNING" and "MC_TRANSFER_TIMEOUT=abc" in text for _, level, text in lines), lines
+        print("seen")
+    deadline = time.monotonic() + 10
+    while not lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    check()
+    """, env={"MC_TRANSFER_TIMEOUT": "abc"})
+    assert good(done) == "seen\n"
+
+
+def test_a_handler_that_fails_fails_no_call():
+    done = run("""
+    class Broken(logging.Filter):
+        def filter(self, record):
+            raise ValueError("mine")
+    logging.getLogger("tensorferry.mooncake").addFilter(Broken())
+    raised = []
+    sys.unraisablehook = lambda what: raised.append(what.exc_value)
+    engine, name = new()
+    assert engine.unregister_memory(0x1000) == -3
+    assert [str(e) for e in raised] == ["mine"]
+    """)
+    good(done)
+
+
+# Signals
+
+
+WAITS = {
+    "sync": "engine.transfer_sync_write(peer, addr, 4096, 16)",
+    "read": "engine.batch_transfer_sync_read(peer, [addr], [4096], [16])",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_a_wait(wait):
+    done = run(f"""
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        {WAITS[wait]}
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - start < 2)
+    assert engine.free_managed_buffer(addr, 16) == 0
+    own = engine.allocate_managed_buffer(16)
+    assert engine.transfer_sync_write(name, own, own, 16) == 0
+    """)
+    assert good(done) == "interrupted True\n"
+
+
+def test_other_threads_run_while_one_waits():
+    done = run("""
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    ticks, stop = [0], threading.Event()
+    def tick():
+        while not stop.wait(0.001):
+            ticks[0] += 1
+    threading.Thread(target=tick).start()
+    threading.Timer(0.5, engine.close).start()
+    for call in (lambda: engine.transfer_sync_write(peer, addr, 4096, 16),):
+        start, before = time.monotonic(), ticks[0]
+        assert call() == -1
+        assert "closed" in TransferEngine.last_error(), TransferEngine.last_error()
+        assert ticks[0] - before > 50, (ticks[0] - before, time.monotonic() - start)
+    stop.set()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+# The end of the interpreter, and of an engine
+
+
+ENDS = {
+    "nothing is left": "",
+    "a batch is running": "engine.batch_transfer_async_write(name, [addr] * 100, [addr] * 100, [1 << 20] * 100)",
+    "a thread waits": """
+    listener, peer = silent_peer()
+    threading.Thread(target=engine.transfer_sync_write, args=(peer, addr, 4096, 16), daemon=True).start()
+    time.sleep(0.2)
+    """,
+    "sys.exit": "sys.exit(0)",
+    "engines refer to each other": "pair = [engine]; pair.append(pair); del engine",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_interpreter_ends_quickly_and_in_silence(end):
+    body = textwrap.indent(textwrap.dedent(ENDS[end]).strip(), "    ")
+    start = time.monotonic()
+    done = run(f"""
+    logging.basicConfig(level=logging.DEBUG, filename=os.devnull)
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(1 << 20)
+    began = time.monotonic()
+{body}
+    """, env={"TENSORFERRY_LOG": "debug"})
+    assert good(done) == ""
+    assert time.monotonic() - start < 5
+
+
+def test_an_engine_ends_with_its_object():
+    done = run("""
+    engine, name = new()
+    other, _ = new()
+    assert other.send_probe(name) == 0
+    threads = len(os.listdir("/proc/self/task"))
+    start = time.monotonic()
+    del engine
+    gc.collect()
+    assert time.monotonic() - start < 1
+    logging.disable()
+    assert other.send_probe(name) < 0
+    assert len(os.listdir("/proc/self/task")) < threads
+    """)
+    good(done)
+
+
+def test_dropping_an_engine_lets_other_threads_run_and_ends_its_batches():
+    done = run("""
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    result = []
+    thread = threading.Thread(target=lambda: result.append(engine.transfer_sync_write(peer, addr, 4096, 16)))
+    logging.disable()
+    thread.start()
+    time.sleep(0.3)
+    engine.close()
+    thread.join(5)
+    assert result == [-1]
+    """)
+    good(done)
+
+
+# Fork
+
+
+def test_in_a_forked_child_nothing_hangs_and_a_new_engine_works():
+    done = run("""
+    logging.disable()
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(4096)
+    assert engine.transfer_sync_write(name, addr, addr, 16) == 0
+    pid = os.fork()
+    if pid == 0:
+        start = time.monotonic()
+        assert engine.transfer_sync_write(name, addr, addr, 16) == -1
+        assert "fork" in TransferEngine.last_error(), TransferEngine.last_error()
+        assert engine.batch_transfer_async_write(name, [addr], [addr], [16]) == 0
+        assert engine.register_memory(4096, 16) == -1
+        assert engine.send_probe(name) < 0
+        engine.close()
+        fresh, own = new()
+        a = fresh.allocate_managed_buffer(64)
+        assert fresh.transfer_sync_write(own, a, a + 32, 16) == 0, TransferEngine.last_error()
+        del engine, fresh
+        gc.collect()
+        assert time.monotonic() - start < 5
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    other, _ = new()
+    assert other.send_probe(name) == 0
+    assert engine.transfer_sync_write(name, addr, addr, 16) == 0
+    """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
+def test_a_forked_child_still_logs():
+    done = run("""
+    lines = keep_log()
+    engine, name = new()
+    pid = os.fork()
+    if pid == 0:
+        assert engine.register_memory(4096, 16) == -1
+        assert any(level == "ERROR" and "register_memory" in text for _, level, text in lines), lines
+        os.environ["MC_TRANSFER_TIMEOUT"] = "abc"
+        fresh, own = new()
+        deadline = time.monotonic() + 10
+        while not any("MC_TRANSFER_TIMEOUT=abc" in text for _, _, text in lines):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.01)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
+# The program
+
+
+def test_the_module_is_the_program(tmp_path):
+    for command in ([sys.executable, "-m", "tensorferry"], [str(Path(sys.executable).with_name("tensorferry"))]):
+        if not Path(command[0]).exists():
+            continue
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout.startswith("tensorferry ")
+        done = subprocess.run([*command, "no-such-command"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "no-such-command" in done.stderr
+
+
+def test_ctrl_c_ends_the_program():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tensorferry", "demo", "--seconds", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(2)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode != 0
+
+
+# Programs for another engine
+
+
+PROGRAM = """
+import importlib.util, multiprocessing, os, subprocess, sys
+import mooncake.engine as engine
+
+def child(queue):
+    import mooncake.engine
+    queue.put(mooncake.engine.TransferEngine.__module__)
+
+if __name__ == "__main__":
+    assert importlib.util.find_spec("mooncake.engine") is not None
+    assert engine.TransferEngine.__module__ == "tensorferry.mooncake", engine
+    assert sys.modules["__main__"].child is child
+    made = engine.TransferEngine()
+    assert made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    assert queue.get(timeout=60) == "tensorferry.mooncake"
+    process.join()
+    code = "import mooncake.engine as e; print(e.TransferEngine.__module__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "tensorferry.mooncake\\n"
+    assert len(os.environ["PYTHONPATH"].split(os.pathsep)) == len(set(os.environ["PYTHONPATH"].split(os.pathsep)))
+    print(sys.argv[0], sys.argv[1:])
+    sys.exit(5)
+"""
+
+#: A package of the name, as somebody may have installed it.
+INSTALLED = {
+    "__init__.py": "from mooncake.pool import Pool\nfrom pkgutil import extend_path\n"
+    "__path__ = extend_path(__path__, __name__)\nHERE = __file__\n__all__ = ['Pool']\n",
+    "engine.py": "raise SystemError('not this one')\n",
+    "store.py": "from .engine import TransferEngine\nclass Store: pass\n",
+    "pool.py": "class Pool: pass\n",
+}
+
+
+def stand_in(*args: str, cwd: Path, env: dict[str, str] | None = None, times: int = 1):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MC_", "TENSORFERRY_")) and k != "PYTHONPATH"}
+    command = [sys.executable, *(["-m", "tensorferry.mooncake"] * times), *args]
+    return subprocess.run(command, cwd=cwd, env=clean | (env or {}), capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def installed(tmp_path) -> dict[str, str]:
+    package = tmp_path / "installed" / "mooncake"
+    package.mkdir(parents=True)
+    for name, text in INSTALLED.items():
+        (package / name).write_text(text)
+    return {"PYTHONPATH": str(package.parent)}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_script_finds_ours_in_its_place(tmp_path, times):
+    script = tmp_path / "folder" / "program.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAM)
+    done = stand_in("folder/program.py", "a", "-b", cwd=tmp_path, times=times)
+    assert done.returncode == 5, done.stderr
+    # The second run is a module to the first, which knows it by its file.
+    assert done.stdout.endswith("program.py ['a', '-b']\n") and done.stderr == ""
+
+
+def test_a_module_and_code_find_ours_in_its_place(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = stand_in("-m", "program", "a", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    assert done.stdout == f"{tmp_path / 'program.py'} ['a']\n"
+    done = stand_in("-c", "import sys, mooncake.engine as e; print(e.TransferEngine.__module__, sys.argv)", "x", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensorferry.mooncake ['-c', 'x']\n", "")
+
+
+def test_the_rest_of_an_installed_package_survives(tmp_path, installed):
+    code = (
+        "import mooncake, mooncake.store, mooncake.engine as e; "
+        "assert mooncake.store.TransferEngine is e.TransferEngine; assert mooncake.Pool and mooncake.HERE; "
+        "print(e.TransferEngine.__module__, mooncake.HERE == mooncake.__file__)"
+    )
+    done = stand_in("-c", code, cwd=tmp_path, env=installed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensorferry.mooncake True\n", "")
+
+
+def test_an_installed_package_that_fails_is_no_reason_to_fail(tmp_path, installed):
+    (Path(installed["PYTHONPATH"]) / "mooncake" / "__init__.py").write_text("import no_such_library\n")
+    done = stand_in("-c", "import mooncake.engine as e; print(e.TransferEngine.__module__)", cwd=tmp_path, env=installed)
+    assert (done.returncode, done.stdout) == (0, "tensorferry.mooncake\n")
+    assert "no_such_library" in done.stderr
+
+
+@pytest.mark.parametrize("args", [[], ["nowhere.py"], ["-m"], ["-c"], ["--what"]])
+def test_what_cannot_be_run_is_usage(tmp_path, args):
+    done = stand_in(*args, cwd=tmp_path)
+    assert done.returncode == 2 and "usage: python -m tensorferry.mooncake" in done.stderr
+    assert done.stdout == ""
+
+
+def test_what_a_program_raises_is_shown(tmp_path):
+    (tmp_path / "broken.py").write_text("def f():\n    raise KeyError('mine')\nf()\n")
+    done = stand_in("broken.py", cwd=tmp_path)
+    assert done.returncode == 1 and "raise KeyError('mine')" in done.stderr
+    assert stand_in("--help", cwd=tmp_path).stdout.startswith("usage:")
