@@ -80,6 +80,22 @@ pub enum Error {
         /// Length of the buffer that is in the way.
         other_len: u64,
     },
+    /// Memory that this process cannot reach was to be registered.
+    #[error(
+        "[{addr:#x}, +{len}) cannot be registered: the byte at {at:#x} is not {}; check the address and \
+         length, and that the memory is host memory: this version moves no GPU memory",
+        if *readable { "writable (register it with Access::ReadOnly)" } else { "mapped" }
+    )]
+    Unmapped {
+        /// Start of the range.
+        addr: u64,
+        /// Length of the range in bytes.
+        len: u64,
+        /// The first byte looked at that is not accessible. (First and last are looked at.)
+        at: u64,
+        /// The range can be read, but not written.
+        readable: bool,
+    },
     /// No buffer is registered at exactly this address.
     #[error(
         "no buffer is registered at {addr:#x}; unregister takes the exact address that was registered"
@@ -307,6 +323,7 @@ impl Error {
             Self::Closed => 23,
             Self::ForkedProcess { .. } => 24,
             Self::Io { .. } => 25,
+            Self::Unmapped { .. } => 26,
         }
     }
 
