@@ -199,7 +199,7 @@ pub enum Error {
     Unregistered(Box<Subject>),
     /// The peer broke the protocol.
     #[error(
-        "{subject}: {peer_addr} broke the protocol: {source}; is that port a transfer engine's?"
+        "{subject}: {peer_addr} broke the protocol: {fault}; is that port a transfer engine's?"
     )]
     Protocol {
         /// Which request.
@@ -207,12 +207,11 @@ pub enum Error {
         /// The data address of the peer.
         peer_addr: SocketAddr,
         /// What it sent.
-        #[source]
-        source: WireError,
+        fault: WireError,
     },
     /// The peer's control port answered something that cannot be understood.
     #[error(
-        "{peer}: the answer to a {what} request is not understood: {source}; is that port a transfer engine's control port?"
+        "{peer}: the answer to a {what} request is not understood: {fault}; is that port a transfer engine's control port?"
     )]
     BadAnswer {
         /// The segment name of the peer.
@@ -220,8 +219,7 @@ pub enum Error {
         /// Which exchange.
         what: &'static str,
         /// What was wrong.
-        #[source]
-        source: WireError,
+        fault: WireError,
     },
     /// All bytes were applied, but the notification was not delivered.
     #[error(
@@ -283,13 +281,12 @@ pub enum Error {
         parent: u32,
     },
     /// The operating system said no.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What was tried.
         what: String,
         /// What the system said.
-        #[source]
-        source: Arc<io::Error>,
+        error: Arc<io::Error>,
     },
 }
 
@@ -346,7 +343,7 @@ impl Error {
         Self::BadArgument { what: what.into() }
     }
 
-    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
-        Self::Io { what: what.into(), source: Arc::new(source) }
+    pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
+        Self::Io { what: what.into(), error: Arc::new(error) }
     }
 }
