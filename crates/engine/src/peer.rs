@@ -329,17 +329,29 @@ impl Peer {
         Admission::Wait
     }
 
-    /// Takes slices back that are to be sent again.
-    pub(crate) fn requeue(&self, slices: &mut Vec<Slice>) {
+    /// Takes slices back that are to be sent again. Those whose batch was told to stop are settled here: whoever
+    /// looks through queue and lanes for them may have been at the queue before, and at the lane after.
+    pub(crate) fn requeue(self: &Arc<Self>, slices: &mut Vec<Slice>) {
         if slices.is_empty() {
             return;
         }
-        self.core.metrics.retries.add(slices.len() as u64);
+        let now = Instant::now();
+        let mut stopped = Vec::new();
         let mut state = self.lock();
         for slice in slices.drain(..).rev() {
+            if let Some(stop) = slice.batch.stop_at(now) {
+                stopped.push((slice, stop));
+                continue;
+            }
+            self.core.metrics.retries.add(1);
             state.note(slice.batch.deadline);
             state.requeued.push_front(slice);
         }
+        drop(state);
+        for (slice, stop) in stopped {
+            slice.settle(Err(Cause::Stopped { stop, stage: QUEUED, sent: false }));
+        }
+        self.kick();
     }
 
     /// The peer refused what its descriptor lists: the descriptor is out of date.

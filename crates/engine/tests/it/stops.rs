@@ -1,6 +1,5 @@
 //! Deadlines and cancels, in every phase of a request: in time, and quiet afterwards.
 
-
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
