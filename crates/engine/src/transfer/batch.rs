@@ -320,8 +320,8 @@ impl BatchInner {
         }
         metrics.bytes_read.add(read);
         metrics.bytes_written.add(written);
-        let batches =
-            if failed == 0 { &metrics.batches_completed } else { &metrics.batches_failed };
+        let completed = failed == 0 && locked(&self.notify_error).is_none();
+        let batches = if completed { &metrics.batches_completed } else { &metrics.batches_failed };
         batches.add(1);
     }
 
