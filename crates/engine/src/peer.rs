@@ -94,6 +94,8 @@ pub(crate) struct Pulled {
     pub(crate) alone: bool,
 }
 
+/// How often a slice shares a lane with others after it was behind a refused one.
+const SHARED_TRIES: u8 = 4;
 /// How much of a request moves on one lane at a time.
 const SLICE: u64 = 1 << 20;
 
@@ -311,7 +313,8 @@ impl Peer {
         }
         let request = batch.request(slice.entry);
         if route.covers(request.remote, request.len, hint) {
-            return Admission::Go;
+            // What was behind refusals so often goes alone, so that it cannot be again.
+            return if slice.tries < SHARED_TRIES { Admission::Go } else { Admission::Alone };
         }
         if route.truncated {
             return Admission::Alone;
