@@ -69,6 +69,8 @@ struct State {
     connecting: usize,
     /// Connecting has failed since the last lane was open.
     redialled: bool,
+    /// No further lane is tried before, as long as one is open.
+    rest_until: Option<Instant>,
 }
 
 /// How far a batch has been cut into slices.
@@ -96,6 +98,8 @@ pub(crate) struct Pulled {
 
 /// How often a slice shares a lane with others after it was behind a refused one.
 const SHARED_TRIES: u8 = 4;
+/// How long no further lane is tried after one could not be had while others were open.
+const DIAL_REST: Duration = Duration::from_secs(1);
 /// How much of a request moves on one lane at a time.
 const SLICE: u64 = 1 << 20;
 
@@ -245,6 +249,9 @@ impl Peer {
         let mut orphans = Work::default();
         match fetched {
             Ok(route) => {
+                if state.route.as_ref().is_some_and(|known| known.addrs != route.addrs) {
+                    state.rest_until = None;
+                }
                 state.route = Some(Arc::new(route));
                 state.fetch_error = None;
             }
@@ -384,6 +391,9 @@ impl Peer {
         if state.stale || state.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
             return None;
         }
+        if state.lanes > 0 && state.rest_until.is_some_and(|at| Instant::now() < at) {
+            return None;
+        }
         let route = state.route.clone()?;
         // One at a time, but that every v1 request needs its own.
         let enough = match route.version {
@@ -416,7 +426,11 @@ impl Peer {
 
     /// A lane that was connected is gone.
     pub(crate) fn lane_closed(&self) {
-        self.lock().lanes -= 1;
+        let mut state = self.lock();
+        state.lanes -= 1;
+        if state.lanes == 0 {
+            state.redialled = false;
+        }
     }
 
     /// A lane could not be connected at any address. The first time the descriptor is asked for anew, since
@@ -426,6 +440,11 @@ impl Peer {
         state.connecting -= 1;
         state.lanes -= 1;
         if state.lanes > 0 {
+            // Those that are open go on. The peer may have moved without their knowing.
+            state.rest_until = Some(Instant::now() + DIAL_REST);
+            if !std::mem::replace(&mut state.redialled, true) {
+                self.ask(&mut state);
+            }
             return;
         }
         let mut orphans = Work::default();
