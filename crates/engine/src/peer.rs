@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ pub(crate) struct Peer {
     queued: AtomicUsize,
     /// A look at the queue is on its way to the home thread.
     kicked: AtomicBool,
+    /// Other IO threads that have been told to look, as bits; there are at most 64.
+    told: AtomicU64,
     notifications: Mutex<Notifications>,
 }
 
@@ -150,6 +152,7 @@ impl Peer {
             asked: Condvar::new(),
             queued: AtomicUsize::new(0),
             kicked: AtomicBool::new(false),
+            told: AtomicU64::new(0),
             notifications: Mutex::default(),
         })
     }
@@ -374,6 +377,23 @@ impl Peer {
     /// The earliest deadline of what has joined the queue since the last call.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.lock().new_deadline.take()
+    }
+
+    /// Whether something waits that an open lane could take.
+    pub(crate) fn wants_hands(&self) -> bool {
+        let state = self.lock();
+        let open = state.lanes > state.connecting;
+        open && state.route.is_some() && !state.stale && !state.is_empty()
+    }
+
+    /// True if IO thread `index` has not been told of the queue since it last looked.
+    pub(crate) fn tell(&self, index: usize) -> bool {
+        self.told.fetch_or(1 << index, Ordering::SeqCst) & (1 << index) == 0
+    }
+
+    /// IO thread `index` looks now; what comes after this tells it again.
+    pub(crate) fn answer_tell(&self, index: usize) {
+        self.told.fetch_and(!(1 << index), Ordering::SeqCst);
     }
 
     /// Whether something waits in the queue.

@@ -27,6 +27,8 @@ use crate::transfer::{Slice, Stop};
 pub(crate) enum Command {
     /// Look at a peer's queue.
     Kick(Arc<Peer>),
+    /// Give a peer's queue, which another thread looks after, to its lanes here.
+    Help(Arc<Peer>),
     /// Make a lane to a peer whose queue another thread looks after.
     Dial(Arc<Peer>),
     /// Serve a connection that was accepted.
@@ -318,6 +320,10 @@ impl Reactor {
                     self.peers.entry(peer.number).or_insert_with(|| Arc::clone(&peer));
                     self.look_at(&peer);
                 }
+                Command::Help(peer) => {
+                    peer.answer_tell(self.index);
+                    self.drive_lanes(&peer);
+                }
                 Command::Dial(peer) => self.dial(&peer),
                 Command::Serve(socket) => self.serve(socket),
                 Command::Sweep => self.sweep(),
@@ -329,14 +335,26 @@ impl Reactor {
 
     /// Gives a peer's queue to its lanes here, and makes another lane if they cannot take it all.
     pub(super) fn look_at(&mut self, peer: &Arc<Peer>) {
-        let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
-        for token in lanes {
-            self.drive(token);
-        }
+        self.drive_lanes(peer);
         if let Some(at) = peer.next_deadline() {
             self.sweep_by(at);
         }
         self.spread(peer);
+        // What is left may be taken by lanes of other threads, which have nothing that would wake them.
+        if self.core.mailboxes.len() > 1 && peer.wants_hands() {
+            for (index, mailbox) in self.core.mailboxes.iter().enumerate() {
+                if index != self.index && peer.tell(index) {
+                    mailbox.post(Command::Help(Arc::clone(peer)));
+                }
+            }
+        }
+    }
+
+    fn drive_lanes(&mut self, peer: &Arc<Peer>) {
+        let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
+        for token in lanes {
+            self.drive(token);
+        }
     }
 
     /// Makes another lane if what is queued needs one.
