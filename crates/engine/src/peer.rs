@@ -492,6 +492,29 @@ impl Peer {
         let next = state.deadlines().min();
         drop(state);
         stopped.fail_stopped(now, stage);
+        let next_notification = self.sweep_notifications(now);
+        next.into_iter().chain(next_notification).min()
+    }
+
+    /// Ends what is to stop and still waits for earlier notifications to be delivered.
+    fn sweep_notifications(&self, now: Instant) -> Option<Instant> {
+        let mut notifications = locked(&self.notifications);
+        let all = std::mem::take(&mut notifications.waiting);
+        let (stopped, waiting): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|b| b.stop_at(now).is_some());
+        let next = waiting.iter().map(|b| b.deadline).min();
+        notifications.waiting = waiting.into();
+        drop(notifications);
+        for batch in stopped {
+            let why = match batch.stop_at(now) {
+                Some(Stop::TimedOut) => "its deadline passed while earlier ones were delivered",
+                _ => "it was cancelled while earlier ones were delivered",
+            };
+            batch.finish(Some(Error::NotifyFailed {
+                peer: Arc::clone(&self.name),
+                why: why.into(),
+            }));
+        }
         next
     }
 
@@ -547,10 +570,13 @@ impl Owner for Peer {
     fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>) {
         let mut notifications = locked(&self.notifications);
         notifications.waiting.push_back(Arc::clone(batch));
-        if std::mem::replace(&mut notifications.sending, true) {
-            return;
-        }
+        let behind = std::mem::replace(&mut notifications.sending, true);
         drop(notifications);
+        if behind {
+            // The home thread sees to it that a deadline is kept while others are delivered.
+            self.lock().note(batch.deadline);
+            return self.kick();
+        }
         let peer = Arc::clone(&self);
         if !self.core.pool.run(move || peer.send_notifications()) {
             self.drop_notifications();
