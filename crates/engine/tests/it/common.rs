@@ -131,3 +131,13 @@ pub(crate) fn says(error: &Error, parts: &[&str]) {
         assert!(text.contains(part), "{part:?} is not in: {text}");
     }
 }
+
+/// Runs a test of this program that is marked to be ignored in a process of its own: one that counts what the
+/// whole process has.
+pub(crate) fn alone(test: &str) {
+    let program = std::env::current_exe().unwrap();
+    let args = [test, "--exact", "--ignored", "--test-threads=1"];
+    let output = std::process::Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}

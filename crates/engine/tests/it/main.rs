@@ -5,5 +5,8 @@
 mod common;
 mod fake;
 mod faults;
+mod life;
+mod load;
+mod local;
 mod pair;
 mod stops;
