@@ -282,10 +282,6 @@ impl Gate {
         let limit = Duration::from_secs(20);
         drop(self.0.1.wait_timeout_while(guard, limit, |open| !*open).unwrap());
     }
-
-    pub(crate) fn is_open(&self) -> bool {
-        *self.0.0.lock().unwrap()
-    }
 }
 
 /// A client at a data port.

@@ -10,3 +10,4 @@ mod load;
 mod local;
 mod pair;
 mod stops;
+mod strangers;
