@@ -31,6 +31,8 @@ struct Shared {
     /// Every complete header that [`Link::header`] has read.
     seen: Mutex<Vec<Header>>,
     notify: Mutex<OnNotify>,
+    /// Something has come that [`Link::hang`] leaves unread.
+    unread: AtomicBool,
     gone: AtomicBool,
 }
 
@@ -67,6 +69,7 @@ impl Fake {
             connections: AtomicUsize::new(0),
             seen: Mutex::default(),
             notify: Mutex::default(),
+            unread: AtomicBool::new(false),
             gone: AtomicBool::new(false),
         });
         let answering = Arc::clone(&shared);
@@ -115,6 +118,11 @@ impl Fake {
 
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// Whether something has arrived at a peer that hangs.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.shared.unread.load(Ordering::SeqCst)
     }
 
     /// The headers that have arrived.
@@ -248,11 +256,19 @@ impl Link {
             match self.stream.peek(&mut byte) {
                 Ok(0) => return,
                 // Something waits that is not to be read: `peek` would return at once again.
-                Ok(_) => std::thread::park_timeout(Duration::from_millis(10)),
+                Ok(_) => {
+                    self.shared.unread.store(true, Ordering::SeqCst);
+                    std::thread::park_timeout(Duration::from_millis(10));
+                }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(_) => return,
             }
         }
+    }
+
+    /// Lets little be on its way that is not read.
+    pub(crate) fn narrow(&self) {
+        socket2::SockRef::from(&self.stream).set_recv_buffer_size(16 << 10).unwrap();
     }
 
     /// Hangs up with a reset.

@@ -51,7 +51,7 @@ struct Scene {
     len: usize,
     segment: Segment,
     engine: Engine,
-    _fake: Option<Fake>,
+    fake: Option<Fake>,
     _full: Option<Full>,
     /// What has to be running before.
     _before: Vec<Batch>,
@@ -70,14 +70,14 @@ fn scene(phase: &str, io_threads: usize) -> Scene {
         len,
         segment: e.open(&fake.name()).unwrap(),
         engine: e.clone(),
-        _fake: Some(fake),
+        fake: Some(fake),
         _full: None,
         _before: Vec::new(),
     };
     match phase {
         "resolving" => Scene {
             segment: e.segment(&control_only(silent)).unwrap(),
-            _fake: None,
+            fake: None,
             ..with(
                 hang(),
                 "control port had not answered with its descriptor",
@@ -126,7 +126,8 @@ impl Scene {
         let batch = start_within(&self.segment, self.op, &local, BASE, timeout);
         match phase {
             "sending" | "one big" | "ack" => {
-                eventually("a lane", || self.engine.stats().lanes_opened == 1);
+                let fake = self.fake.as_ref().unwrap();
+                eventually("something arrives", || fake.has_unread());
             }
             "mid-READ" => eventually("1,000 bytes", || local.read(999, 1) == [7]),
             _ => {}
@@ -309,6 +310,7 @@ fn a_write_cancelled_in_mid_body_sends_its_neighbours_elsewhere() {
             if link.number > 0 {
                 return link.serve();
             }
+            link.narrow();
             let first = link.header().unwrap();
             link.answer(&first);
             link.hang();
@@ -317,19 +319,15 @@ fn a_write_cancelled_in_mid_body_sends_its_neighbours_elsewhere() {
         let segment = e.open(&fake.name()).unwrap();
         let (big, local) = (HostBuffer::zeroed(6 << 20).unwrap(), buffer(&pattern(4096, 1)));
         start(&segment, Op::Write, &local, BASE).wait().unwrap();
-        // 6 MiB is more than socket buffers take, and leaves room on the lane for what is behind it.
+        // More than this end's socket takes, and there is room on the lane for what is behind it.
         let cancelled = start(&segment, Op::Write, &big, BASE);
         let behind: Vec<Batch> =
             (0..20).map(|_| start(&segment, Op::Write, &local, BASE + 64)).collect();
+        eventually("it is being sent", || fake.has_unread());
         let ((), took) = timed(|| cancelled.cancel());
         assert!(took < PROMPT, "{took:?}");
         assert_eq!(cancelled.poll(), BatchState::Cancelled);
-        for batch in behind {
-            // What fitted into the socket behind the big one is unknown if the lane is lost.
-            if let Err(error) = batch.wait() {
-                assert_eq!(error.code(), 11, "{error}");
-            }
-        }
+        behind.iter().for_each(|b| b.wait().unwrap());
         start(&segment, Op::Write, &local, BASE).wait().unwrap();
     }
 }
@@ -349,7 +347,7 @@ fn a_batch_on_a_stuck_lane_is_cancelled_though_no_other_lane_can_be_had() {
         segment.buffers().unwrap();
         let requests = row(Op::Write, &local, BASE, 1 << 20, 16);
         let batch = segment.submit_owned(&requests, within(ms(8000))).unwrap();
-        eventually("it is being sent", || fake.connections() == 1);
+        eventually("it is being sent", || fake.has_unread());
         let ((), took) = timed(|| batch.cancel());
         assert!(took < PROMPT, "{took:?}");
         assert!((0..16).all(|i| batch.entry(i).unwrap().unwrap_err().code() == 14));
