@@ -230,6 +230,26 @@ def test_other_threads_run_while_one_waits():
     assert done.returncode == 0, done.stderr
 
 
+def test_an_async_call_does_not_wait_for_a_silent_peer():
+    done = run("""
+    logging.disable()
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    start = time.monotonic()
+    batch = engine.batch_transfer_async_read(peer, [addr], [4096], [16])
+    assert batch > 0 and time.monotonic() - start < 2
+    assert engine.transfer_check_status(batch) == 0
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        engine.get_batch_transfer_status([batch])
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - start < 4)
+    assert engine.transfer_check_status(batch) == -1
+    """)
+    assert good(done) == "interrupted True\n"
+
+
 # The end of the interpreter, and of an engine
 
 

@@ -63,7 +63,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
     match outcome {
         Ok(()) => OK,
         Err(error) => {
-            complain(&format_args!("{error:#}"));
+            complain(&chain(&error));
             FAILED
         }
     }
@@ -73,6 +73,19 @@ fn complain(what: &dyn std::fmt::Display) {
     use std::io::Write;
     // A closed stderr leaves only the exit code to speak.
     let _ = writeln!(io::stderr(), "tensorferry: {what}");
+}
+
+/// What went wrong and why, in one line. An error of the engine quotes its cause, which is not said again.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.contains(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
 }
 
 /// Shows what the engine logs, unless whoever runs this program shows it already.
@@ -90,4 +103,20 @@ fn log_to_stderr(level: LogLevel) {
         .with_ansi(io::stderr().is_terminal());
     // An error means that records are shown already.
     let _ = shown.try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_was_quoted_is_not_said_again() {
+        let error = anyhow::anyhow!("no such file").context("open: no such file; is it there?");
+        assert_eq!(
+            chain(&error.context("while starting")),
+            "while starting: open: no such file; is it there?"
+        );
+        let error = anyhow::anyhow!("no such file").context("the demo did not start");
+        assert_eq!(chain(&error), "the demo did not start: no such file");
+    }
 }

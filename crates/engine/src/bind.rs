@@ -35,7 +35,16 @@ pub(crate) fn bind(host: &str, config: &Config) -> Result<(Listener, Listener, A
                 let addresses = Addresses { name, data_host: advertised, control_port, data_port };
                 return Ok((control, data, addresses));
             }
-            Err(e) => last = Some((ip, e)),
+            // Only "no such address here" means the next one; a range without a free port does not make
+            // an engine listen where it was not told to.
+            Err(e) => {
+                let elsewhere =
+                    matches!(e.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT));
+                last = Some((ip, e));
+                if !elsewhere {
+                    break;
+                }
+            }
         }
     }
     let (ip, e) = last.expect("there is at least one candidate");

@@ -15,10 +15,10 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::{Command, IoThread, prepare};
 use crate::local::Local;
-use crate::memory::{HostBuffer, OwnedRequest};
+use crate::memory::{HostBuffer, OwnedRequest, check_mapped};
 use crate::metrics::Stats;
 use crate::peer::Peer;
-use crate::registry::{BufferInfo, RegisterOptions, Registry, Seen};
+use crate::registry::{Access, BufferInfo, Pin, RegisterOptions, Registry, Seen, check_range};
 use crate::transfer::{
     Batch, BatchInner, BatchTable, Held, OnFull, Owner, Request, Stop, SubmitOptions,
 };
@@ -122,7 +122,8 @@ impl Engine {
     /// Lets peers reach `len` bytes at `addr` until [`Engine::unregister`] has returned.
     ///
     /// # Errors
-    /// Null address, zero length, a range that wraps; [`crate::Error::Overlap`] with another buffer.
+    /// Null address, zero length, a range that wraps; [`Error::Unmapped`]; [`Error::Overlap`] with another
+    /// buffer.
     ///
     /// # Safety
     /// The range is host memory, mapped and writable (readable suffices for `Access::ReadOnly`) until `unregister` for it has returned.
@@ -265,6 +266,14 @@ impl Engine {
         lent: Option<&HostBuffer>,
     ) -> Result<()> {
         self.inner.core.check_usable()?;
+        for &(addr, len) in ranges {
+            check_range(addr, len)?;
+            let writable = options.access == Access::ReadWrite;
+            check_mapped(addr, len, writable).map_err(|at| {
+                let readable = writable && check_mapped(addr, len, false).is_ok();
+                Error::Unmapped { addr, len, at, readable }
+            })?;
+        }
         self.inner.core.registry.register(ranges, options, lent)
     }
 
@@ -457,8 +466,8 @@ fn check_requests(requests: &[Request]) -> Result<u64> {
 }
 
 /// Pins each registered buffer that a local range lies in, once.
-fn pin_all(registry: &Registry, requests: &[Request]) -> Vec<crate::registry::Pin> {
-    let mut pins: Vec<crate::registry::Pin> = Vec::new();
+fn pin_all(registry: &Registry, requests: &[Request]) -> Vec<Pin> {
+    let mut pins: Vec<Pin> = Vec::new();
     let mut seen: Option<Seen> = None;
     for r in requests.iter().filter(|r| r.len > 0) {
         if seen.as_ref().is_some_and(|s| s.contains(r.local, r.len)) {

@@ -80,6 +80,22 @@ pub enum Error {
         /// Length of the buffer that is in the way.
         other_len: u64,
     },
+    /// Memory that this process cannot reach was to be registered.
+    #[error(
+        "[{addr:#x}, +{len}) cannot be registered: the byte at {at:#x} is not {}; check the address and \
+         length, and that the memory is host memory: this version moves no GPU memory",
+        if *readable { "writable (register it with Access::ReadOnly)" } else { "mapped" }
+    )]
+    Unmapped {
+        /// Start of the range.
+        addr: u64,
+        /// Length of the range in bytes.
+        len: u64,
+        /// The first byte looked at that is not accessible. (First and last are looked at.)
+        at: u64,
+        /// The range can be read, but not written.
+        readable: bool,
+    },
     /// No buffer is registered at exactly this address.
     #[error(
         "no buffer is registered at {addr:#x}; unregister takes the exact address that was registered"
@@ -183,7 +199,7 @@ pub enum Error {
     Unregistered(Box<Subject>),
     /// The peer broke the protocol.
     #[error(
-        "{subject}: {peer_addr} broke the protocol: {source}; is that port a transfer engine's?"
+        "{subject}: {peer_addr} broke the protocol: {fault}; is that port a transfer engine's?"
     )]
     Protocol {
         /// Which request.
@@ -191,12 +207,11 @@ pub enum Error {
         /// The data address of the peer.
         peer_addr: SocketAddr,
         /// What it sent.
-        #[source]
-        source: WireError,
+        fault: WireError,
     },
     /// The peer's control port answered something that cannot be understood.
     #[error(
-        "{peer}: the answer to a {what} request is not understood: {source}; is that port a transfer engine's control port?"
+        "{peer}: the answer to a {what} request is not understood: {fault}; is that port a transfer engine's control port?"
     )]
     BadAnswer {
         /// The segment name of the peer.
@@ -204,8 +219,7 @@ pub enum Error {
         /// Which exchange.
         what: &'static str,
         /// What was wrong.
-        #[source]
-        source: WireError,
+        fault: WireError,
     },
     /// All bytes were applied, but the notification was not delivered.
     #[error(
@@ -267,13 +281,12 @@ pub enum Error {
         parent: u32,
     },
     /// The operating system said no.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What was tried.
         what: String,
         /// What the system said.
-        #[source]
-        source: Arc<io::Error>,
+        error: Arc<io::Error>,
     },
 }
 
@@ -307,6 +320,7 @@ impl Error {
             Self::Closed => 23,
             Self::ForkedProcess { .. } => 24,
             Self::Io { .. } => 25,
+            Self::Unmapped { .. } => 26,
         }
     }
 
@@ -329,7 +343,7 @@ impl Error {
         Self::BadArgument { what: what.into() }
     }
 
-    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
-        Self::Io { what: what.into(), source: Arc::new(source) }
+    pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
+        Self::Io { what: what.into(), error: Arc::new(error) }
     }
 }

@@ -119,6 +119,38 @@ fn kernel_copy(from: Span, to: Span) -> io::Result<()> {
     }
 }
 
+/// Whether the kernel can read, and if `writable` write, the first and the last byte of a range on this
+/// process's behalf. `Err` holds the address of the byte that it cannot.
+///
+/// Nothing is changed: a write is tried as an atomic "add 0", which loses nobody else's write.
+pub(crate) fn check_mapped(addr: u64, len: u64, writable: bool) -> std::result::Result<(), u64> {
+    for at in [addr, addr + (len - 1)] {
+        let mapped = if writable { is_writable(at) } else { is_readable(at) };
+        if !mapped {
+            return Err(at);
+        }
+    }
+    Ok(())
+}
+
+fn is_readable(at: u64) -> bool {
+    let mut byte = [0];
+    kernel_copy(Span { addr: at, len: 1 }, Span::of_mut(&mut byte)).is_ok()
+}
+
+fn is_writable(at: u64) -> bool {
+    let word: u32 = 0;
+    // A futex is a whole aligned word, which lies in the same page as its every byte.
+    let other = ptr_to(at & !3).cast::<u32>();
+    let add_zero = (libc::FUTEX_OP_ADD << 28) | (libc::FUTEX_OP_CMP_EQ << 24);
+    let op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: wakes nobody (0 and 0 waiters), and adds 0 to the word at `other` if that is mapped and
+    // writable; the kernel says EFAULT if not.
+    let woken =
+        unsafe { libc::syscall(libc::SYS_futex, &raw const word, op, 0, 0_usize, other, add_zero) };
+    woken >= 0
+}
+
 /// Host memory of the engine's making, page-aligned and zeroed, that can be lent without `unsafe`.
 ///
 /// Clones are the same memory; it is unmapped when the last one is gone, and both a registration and
@@ -286,6 +318,25 @@ mod tests {
             assert_eq!(buffer.read(2, 5), b"\0abc\0");
             buffer.write(0, &[0; 64]);
         }
+    }
+
+    #[test]
+    fn memory_is_looked_at_before_it_is_trusted() {
+        let buffer = HostBuffer::zeroed(3 * 4096).unwrap();
+        buffer.write(0, &[7; 3 * 4096]);
+        let (addr, len) = (buffer.addr(), buffer.len() as u64);
+        for (from, len) in [(0, len), (1, 1), (4095, 2), (len - 1, 1)] {
+            assert_eq!(check_mapped(addr + from, len, true), Ok(()));
+        }
+        assert!(buffer.read(0, 3 * 4096).iter().all(|b| *b == 7), "nothing was changed");
+        assert_eq!(check_mapped(4096, 10, true), Err(4096));
+        assert_eq!(check_mapped(4096, 10, false), Err(4096));
+        assert_eq!(check_mapped(u64::MAX - 4096, 10, true), Err(u64::MAX - 4096));
+        let last = (addr + 2 * 4096) as usize;
+        // SAFETY: the last page of `buffer`, which nobody else uses.
+        unsafe { libc::mprotect(ptr_to(last as u64).cast(), 4096, libc::PROT_READ) };
+        assert_eq!(check_mapped(addr, len, false), Ok(()));
+        assert_eq!(check_mapped(addr, len, true), Err(addr + len - 1));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The class `TransferEngine`.
 #![expect(unsafe_code, reason = "addresses from Python")]
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +24,12 @@ use crate::{last_error, logging, topology};
 
 /// How long a wait may last before it looks whether Ctrl-C was pressed.
 const SIGNALS: Duration = Duration::from_millis(100);
+
+/// How long the first batch to a peer may take until it has a number. A peer that is not there has said
+/// so by then; one that is stuck keeps nobody for longer.
+const FIRST_CONTACT: Duration = Duration::from_millis(250);
+/// How many names of peers that were there are remembered.
+const MOST_KNOWN: usize = 4096;
 
 /// The answers of `send_probe`.
 const PROBE_NO_ADDRESS: i32 = -101;
@@ -57,6 +64,8 @@ enum State {
 struct Ready {
     running: Arc<Running>,
     managed: Managed,
+    /// Peers that have answered.
+    known: Mutex<HashSet<String>>,
     /// What `initialize` was asked for; TCP it is in any case.
     protocol: String,
     number: u64,
@@ -420,7 +429,8 @@ impl TransferEngine {
     /// Starts what `batch_transfer_sync_write` does, and does not wait for it.
     ///
     /// Returns an id for `transfer_check_status` and `get_batch_transfer_status`, or 0: the peer cannot be
-    /// reached, or the arguments make no sense.
+    /// reached, or the arguments make no sense. The first call for a peer waits up to 250 ms to find out
+    /// whether it is there.
     #[pyo3(
         signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=Text::default()),
         text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')"
@@ -723,16 +733,16 @@ impl TransferEngine {
 
     /// Raises NotImplementedError: this version moves no GPU memory.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int(0)),
+        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
         text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
     )]
     fn transfer_write_on_cuda(
         &self,
-        target_hostname: Text,
-        buffer: Int,
-        peer_buffer_address: Int,
-        length: Int,
-        stream_ptr: Int,
+        target_hostname: &Bound<'_, PyAny>,
+        buffer: &Bound<'_, PyAny>,
+        peer_buffer_address: &Bound<'_, PyAny>,
+        length: &Bound<'_, PyAny>,
+        stream_ptr: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
         Err(no_gpu("transfer_write_on_cuda"))
@@ -740,16 +750,16 @@ impl TransferEngine {
 
     /// Raises NotImplementedError: this version moves no GPU memory.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int(0)),
+        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
         text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
     )]
     fn transfer_read_on_cuda(
         &self,
-        target_hostname: Text,
-        buffer: Int,
-        peer_buffer_address: Int,
-        length: Int,
-        stream_ptr: Int,
+        target_hostname: &Bound<'_, PyAny>,
+        buffer: &Bound<'_, PyAny>,
+        peer_buffer_address: &Bound<'_, PyAny>,
+        length: &Bound<'_, PyAny>,
+        stream_ptr: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
         Err(no_gpu("transfer_read_on_cuda"))
@@ -757,16 +767,16 @@ impl TransferEngine {
 
     /// Raises NotImplementedError: this version moves no GPU memory.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int(0)),
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
         text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
     )]
     fn batch_transfer_write_on_cuda(
         &self,
-        target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
-        stream_ptr: Int,
+        target_hostname: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        peer_buffer_addresses: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        stream_ptr: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
         Err(no_gpu("batch_transfer_write_on_cuda"))
@@ -774,16 +784,16 @@ impl TransferEngine {
 
     /// Raises NotImplementedError: this version moves no GPU memory.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int(0)),
+        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
         text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
     )]
     fn batch_transfer_read_on_cuda(
         &self,
-        target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
-        stream_ptr: Int,
+        target_hostname: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        peer_buffer_addresses: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        stream_ptr: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
         Err(no_gpu("batch_transfer_read_on_cuda"))
@@ -915,8 +925,13 @@ fn make(py: Python<'_>, host: &str, server: &str, protocol: &str) -> Result<Arc<
         );
     }
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    let (managed, protocol) = (Managed::default(), protocol.to_owned());
-    Ok(Arc::new(Ready { running, managed, protocol, number }))
+    Ok(Arc::new(Ready {
+        running,
+        managed: Managed::default(),
+        known: Mutex::default(),
+        protocol: protocol.to_owned(),
+        number,
+    }))
 }
 
 impl Ready {
@@ -952,17 +967,36 @@ impl Ready {
         Ok(0)
     }
 
-    /// Submits, and gives the batch a number. The peer is asked for its descriptor first, so that one that
-    /// is not there has no number.
+    /// Submits, and gives the batch a number; but not to a peer that is not there.
     fn begin(&self, py: Python<'_>, peer: &str, lists: &Lists, op: Op) -> Result<u64, Failure> {
-        let id = py.detach(|| {
-            let segment = self.engine().open(peer)?;
+        let known = self.known().contains(peer);
+        let batch = py.detach(|| {
+            let segment = self.engine().segment(peer)?;
             // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
             // documentation asks; closing the engine ends it, too.
-            let batch = unsafe { segment.submit(lists.requests(op), SubmitOptions::default()) }?;
-            Ok::<_, Error>(self.engine().batches().insert(batch))
+            unsafe { segment.submit(lists.requests(op), SubmitOptions::default()) }
         })?;
-        Ok(id.as_raw())
+        if !known {
+            match py.detach(|| batch.wait_timeout(FIRST_CONTACT)) {
+                Some(Err(error)) if is_absence(&error) => return Err(error.into()),
+                Some(_) => self.remember(peer),
+                // It answers slowly, or the batch is long.
+                None => {}
+            }
+        }
+        Ok(self.engine().batches().insert(batch).as_raw())
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, peer: &str) {
+        let mut known = self.known();
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert(peer.to_owned());
     }
 
     fn refuse_managed(&self, addrs: &[u64]) -> Result<(), Failure> {
@@ -1016,6 +1050,18 @@ impl Ready {
         }
         Err(Failure::new(format!("[{addr:#x}, +{len}) is in no registered or managed buffer")))
     }
+}
+
+/// Whether a batch failed because there is nobody to talk to.
+fn is_absence(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::PeerUnreachable { .. }
+            | Error::Name(_)
+            | Error::BadAnswer { .. }
+            | Error::Closed
+            | Error::ForkedProcess { .. }
+    )
 }
 
 /// Waits for the end of `batch`, with the interpreter lock released; looks for signals meanwhile. One that

@@ -31,7 +31,7 @@ pub(crate) fn run(plan: &Plan, config: Config, rerun: &[OsString]) -> Result<()>
     let began = Instant::now();
     let mut report = Report::new(plan, &config);
     let outcome = measure_all(plan, config, rerun, &interrupt, &mut report);
-    report.error = outcome.as_ref().err().map(|error| format!("{error:#}"));
+    report.error = outcome.as_ref().err().map(crate::chain);
     report.interrupted = interrupt.is_set();
     report.close(plan.rows.len(), began.elapsed(), outcome.as_ref().ok().copied());
     report.print(plan.format)?;

@@ -111,11 +111,14 @@ impl Report {
             pairs.map(|(name, value)| (name.to_owned(), value.into())).collect();
     }
 
+    /// Prints the document, or the table if there is anything in it.
+    ///
     /// # Errors
     /// Stdout cannot be written.
     pub(crate) fn print(&self, format: Format) -> Result<()> {
         let text = match format {
             Format::Json => serde_json::to_string_pretty(self)?,
+            Format::Table if self.rows.is_empty() => return Ok(()),
             Format::Table => self.text(),
         };
         let mut stdout = io::stdout().lock();

@@ -11,7 +11,9 @@ use crate::args::DemoTargetArgs;
 use crate::cpu;
 
 /// Obeys orders until stdin ends, which it does when the initiator goes, however it goes.
-pub(crate) fn serve(args: &DemoTargetArgs, config: Config) -> Result<()> {
+pub(crate) fn serve(args: &DemoTargetArgs, mut config: Config) -> Result<()> {
+    // The initiator has the same environment, and says what is odd about it.
+    config.notices.clear();
     let engine = Engine::new(&args.host, config).context("the target's engine did not start")?;
     let bytes = usize::try_from(args.bytes.bytes()).context("more bytes than addresses")?;
     let memory =

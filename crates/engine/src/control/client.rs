@@ -28,7 +28,7 @@ pub(crate) fn fetch(core: &Core, peer: &Arc<str>, name: &SegmentName) -> Result<
     let frame =
         exchange(core, peer, name, "descriptor", &request, began + ANSWER_TIMEOUT, &|| false)?;
     let descriptor = SegmentDescriptor::parse(&frame.body)
-        .map_err(|source| bad_answer(peer, "descriptor", source))?;
+        .map_err(|fault| bad_answer(peer, "descriptor", fault))?;
     if descriptor.tcp_data_port == 0 {
         let what = "the descriptor has no tcp_data_port, expected 1 to 65535".to_owned();
         return Err(bad_answer(peer, "descriptor", WireError::Shape { what }));
@@ -83,8 +83,8 @@ pub(crate) fn deliver(core: &Core, peer: &Arc<str>, name: &SegmentName, batch: &
     batch.finish(result.err());
 }
 
-fn bad_answer(peer: &Arc<str>, what: &'static str, source: WireError) -> Error {
-    Error::BadAnswer { peer: Arc::clone(peer), what, source }
+fn bad_answer(peer: &Arc<str>, what: &'static str, fault: WireError) -> Error {
+    Error::BadAnswer { peer: Arc::clone(peer), what, fault }
 }
 
 /// One request, one answer, one connection.
@@ -119,7 +119,7 @@ fn exchange(
                     .map_err(|why| unreachable(Some(addr), "sending to", why))?;
                 return receive(&socket, core.config.control_accept_limit, &patience)
                     .map_err(|why| unreachable(Some(addr), "waiting for", why))?
-                    .map_err(|source| bad_answer(peer, what, source));
+                    .map_err(|fault| bad_answer(peer, what, fault));
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::io;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::Token;
 use tensorferry_wire::WireError;
@@ -46,6 +46,9 @@ enum End {
     /// It never was open.
     Unconnected(String),
 }
+
+/// A lane that owes something and does not move.
+pub(super) struct Stuck;
 
 /// How many rounds of sending and receiving a lane has before others get their turn.
 const ROUNDS: usize = 8;
@@ -222,6 +225,9 @@ impl Reactor {
         if let Some(Reverse(at)) = deadline {
             self.sweep_by(at);
         }
+        if let Some(limit) = self.core.config.progress_timeout {
+            self.sweep_by(self.now + limit);
+        }
         true
     }
 }
@@ -365,6 +371,24 @@ impl LaneConn {
 
     pub(super) fn peer(&self) -> &Arc<Peer> {
         &self.peer
+    }
+
+    /// Whether the lane owes us something and has not moved for `limit`; it is to be closed then. Else when to
+    /// look again.
+    pub(super) fn is_stuck(
+        &mut self,
+        now: Instant,
+        limit: Duration,
+    ) -> Result<Option<Instant>, Stuck> {
+        if self.lane.is_idle() {
+            return Ok(None);
+        }
+        let due = self.active + limit;
+        if now < due {
+            return Ok(Some(due));
+        }
+        self.end = End::Lost(format!("no progress in {limit:?} (MC_TCP_PROGRESS_TIMEOUT_SEC)"));
+        Err(Stuck)
     }
 
     /// Lets go of what is to stop; returns the next deadline of what is left.

@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::control::ControlConn;
-use crate::io::lane::LaneConn;
+use crate::io::lane::{LaneConn, Stuck};
 use crate::io::serve::ServeConn;
 use crate::io::{Listener, Socket};
 use crate::memory::Span;
@@ -562,12 +562,17 @@ impl Reactor {
             let Kind::Lane(lane) = &mut conn.kind else { unreachable!("listed as a lane") };
             let next = lane.sweep(self.now, &mut self.scratch.requeue);
             let peer = Arc::clone(lane.peer());
+            let limit = self.core.config.progress_timeout;
+            let stuck = limit.map_or(Ok(None), |limit| lane.is_stuck(self.now, limit));
             peer.requeue(&mut self.scratch.requeue);
-            self.put_back(conn);
-            if let Some(at) = next {
-                self.sweep_by(at);
+            match stuck {
+                Err(Stuck) => self.close(conn),
+                Ok(look_again) => {
+                    self.put_back(conn);
+                    self.make_ready(token);
+                    next.into_iter().chain(look_again).for_each(|at| self.sweep_by(at));
+                }
             }
-            self.make_ready(token);
         }
         for peer in &peers {
             self.spread(peer);

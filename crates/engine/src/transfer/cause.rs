@@ -67,8 +67,8 @@ impl Cause {
                 Stop::Unregistered => Error::Unregistered(subject),
                 Stop::Closed => Error::Closed,
             },
-            Self::Protocol(peer_addr, source) => {
-                Error::Protocol { subject, peer_addr: *peer_addr, source: source.as_ref().clone() }
+            Self::Protocol(peer_addr, fault) => {
+                Error::Protocol { subject, peer_addr: *peer_addr, fault: fault.as_ref().clone() }
             }
             Self::Whole(error) => error.as_ref().clone(),
         }
