@@ -121,6 +121,18 @@ def watch_status(state, id, seconds, engine="main"):
     return {"seen": sorted(seen), "seconds": now}
 
 
+def submit_and_watch(state, target, local, remote, length, seconds, engine="main"):
+    """Submits one WRITE and polls it to its final state."""
+    te, pause = state.engines[engine], threading.Event()
+    end = time.monotonic() + seconds
+    id = te.transfer_submit_write(target, local, remote, length)
+    if id == 0:
+        return {"status": "no id"}
+    while (status := te.transfer_check_status(id)) == 0 and time.monotonic() < end:
+        pause.wait(0.002)
+    return {"status": status}
+
+
 def write_many(state, target, local, remote, length, times, engine="main"):
     """How many of so many WRITEs (or READs) of one range failed."""
     te = state.engines[engine]

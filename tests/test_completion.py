@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from conftest import V2_PAIRS, Ends
@@ -116,20 +117,20 @@ def test_a_frozen_target_completes_nothing(open_pair, op):
 
 
 def test_a_frozen_target_at_first_contact_completes_nothing():
-    """The same with nothing known of the target: the id is given at once, and waits."""
+    """The same with nothing known of the target. The call may wait for it before it gives an id."""
     with EngineProcess(OURS) as target, EngineProcess(OURS) as initiator:
         target.open()
         initiator.open()
         far = target.alloc("mem", 65536, seed=1, register=True)
         near = initiator.alloc("mem", 65536, seed=2, register=True)
         target.freeze()
-        call = initiator.te("batch_transfer_async_write", target.name, [near], [far], [65536])
-        assert call.value > 0 and call.seconds < 0.5 * slack(), call
-        frozen = initiator.do("watch_status", id=call.value, seconds=1.5)
-        assert frozen["seen"] == [0], frozen
+        initiator.start("write", "submit_and_watch", target=target.name, local=near, remote=far, length=65536, seconds=15)
+        assert not initiator.do("join", thread="write", seconds=1.5)["done"], "a final state while the target was stopped"
         target.thaw()
-        thawed = initiator.do("watch_status", id=call.value, seconds=10)
-        assert thawed["seen"][-1] == 1 and thawed["seconds"] <= 1.0 * slack(), thawed
+        began = time.monotonic()
+        answer = initiator.join("write", 15)
+        assert answer["status"] == 1, answer
+        assert time.monotonic() - began <= 1.0 * slack(), answer
         assert target.do("check", name="mem", background=2) == []
 
 

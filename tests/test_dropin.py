@@ -202,8 +202,8 @@ def test_gpu_streams_are_a_clear_error():
     need(OURS)
     with EngineProcess(OURS) as process:
         process.open()
-        for method in ("transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda"):
-            call = process.te(method, "127.0.0.1:1", 1, 1, 1)
+        for method in ("transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"):
+            call = process.te(method, "127.0.0.1:1", *([[1]] * 3 if method.startswith("batch") else [1] * 3))
             assert call.raised and call.raised[0] in ("RuntimeError", "NotImplementedError", "AttributeError"), call
             assert call.raised[1]
 

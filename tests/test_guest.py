@@ -12,7 +12,8 @@ from peers import OURS, EngineProcess, clean_environment, module_of, need, notif
 from raw import FakeTarget, read_slowly, swallow
 
 CLEAN = """
-import ctypes, importlib, mmap, sys
+import ctypes, importlib, mmap, sys, threading
+threading.Thread(target=int).start()  # with its first thread the C library takes a signal for itself
 def signals():
     with open("/proc/self/status") as file:
         return [line for line in file if line.startswith(("SigCgt", "SigIgn", "SigBlk"))]
