@@ -741,3 +741,79 @@ impl Work {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{BatchState, Request, batch_of};
+    use proptest::prelude::*;
+    use tensorferry_wire::{BufferDescriptor, Op};
+
+    fn route(ranges: &[(u64, u64)]) -> Route {
+        let buffers = ranges.iter().map(|&(addr, len)| BufferDescriptor { addr, len }).collect();
+        let descriptor = SegmentDescriptor { buffers, ..SegmentDescriptor::default() };
+        Route::new(&descriptor, Vec::new(), Version::V2, Instant::now())
+    }
+
+    #[test]
+    fn only_a_range_inside_one_buffer_is_covered() {
+        let r = route(&[(300, 50), (100, 50), (150, 50), (u64::MAX - 10, 10)]);
+        for start in [0, 1, 2, 3, 4, usize::MAX] {
+            let covers = |addr, len| r.covers(addr, len, &mut start.clone());
+            for (addr, len) in [(100, 50), (149, 1), (150, 50), (349, 1), (u64::MAX - 10, 10)] {
+                assert!(covers(addr, len), "{addr} {len}");
+            }
+            for (addr, len) in [
+                (99, 2),
+                (149, 2),
+                (100, 51),
+                (200, 1),
+                (350, 1),
+                (0, 1),
+                (120, u64::MAX),
+                (u64::MAX, 1),
+            ] {
+                assert!(!covers(addr, len), "{addr} {len}");
+            }
+        }
+    }
+
+    proptest! {
+        /// However a batch is cut, and wherever it is given up: each byte is in one slice or is failed, and the
+        /// batch is final after the last of them.
+        #[test]
+        fn a_batch_is_cut_without_gaps_and_can_be_given_up_anywhere(
+            lens in prop::collection::vec(prop_oneof![Just(0_u64), 1..100_u64, 1..5 * SLICE], 0..20),
+            taken in 0..60_usize,
+            slice_lens in prop::collection::vec(prop_oneof![Just(SLICE), Just(u64::MAX), Just(1000_u64 << 6)], 1..5),
+        ) {
+            let request = |&len: &u64| Request { op: Op::Write, local: 1 << 20, remote: 1 << 40, len };
+            let batch = batch_of(lens.iter().map(request).collect());
+            let inner = Arc::clone(&batch.inner);
+            let mut cursor = Cursor { batch: inner, entry: 0, offset: 0, slice_len: SLICE };
+            let mut ends = vec![0; lens.len()];
+            let mut slices = Vec::new();
+            for slice_len in slice_lens.iter().cycle().take(taken) {
+                let Some(slice) = cursor.next(*slice_len) else { break };
+                let end = &mut ends[slice.entry as usize];
+                prop_assert!(slice.len > 0 && slice.offset == *end);
+                *end += slice.len;
+                slices.push(slice);
+            }
+            let whole: Vec<bool> = ends.iter().zip(&lens).map(|(end, len)| end == len).collect();
+            if lens.iter().all(|len| *len == 0) {
+                prop_assert!(slices.is_empty() && batch.inner.is_settled());
+                return Ok(());
+            }
+            cursor.fail(&Cause::Refused);
+            prop_assert!(slices.is_empty() || batch.poll() == BatchState::Running);
+            for slice in slices {
+                slice.settle(Ok(()));
+            }
+            prop_assert!(batch.poll() != BatchState::Running);
+            for (i, whole) in whole.iter().enumerate() {
+                prop_assert_eq!(batch.entry(i).unwrap().is_ok(), *whole, "entry {}", i);
+            }
+        }
+    }
+}

@@ -560,11 +560,13 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn batch(lens: &[u64]) -> Batch {
+        let one = |&len: &u64| Request { op: Op::Write, local: 0x1000, remote: 0x2000, len };
+        batch_of(lens.iter().map(one).collect())
+    }
+
+    /// A batch that nobody moves.
+    pub(crate) fn batch_of(requests: Vec<Request>) -> Batch {
         let now = Instant::now();
-        let requests = lens
-            .iter()
-            .map(|&len| Request { op: Op::Write, local: 0x1000, remote: 0x2000, len })
-            .collect();
         let owner = Arc::new(Nobody("peer:1".into(), AtomicUsize::new(0)));
         let times = (now, now + Duration::from_secs(9));
         Batch { inner: BatchInner::new(owner, requests, Held::default(), None, times) }

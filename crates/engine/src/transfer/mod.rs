@@ -4,6 +4,8 @@ mod batch;
 mod cause;
 mod table;
 
+#[cfg(test)]
+pub(crate) use batch::tests::batch_of;
 pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
 pub(crate) use batch::{BatchInner, Held, Owner, Slice};
 pub(crate) use cause::{Cause, Stop};
