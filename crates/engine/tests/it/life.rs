@@ -168,7 +168,7 @@ fn a_hundred_engines() {
                 start(segment, Op::Write, &local, pair.remote.addr())
             })
             .collect();
-        if i % 2 == 0 {
+        if i.is_multiple_of(2) {
             pair.target.close();
         }
         pair.initiator.close();
