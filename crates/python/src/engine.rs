@@ -121,11 +121,13 @@ impl TransferEngine {
 
     /// Lets peers READ and WRITE `capacity` bytes at `buffer_addr`.
     ///
+    /// Memory that cannot be written, such as a file mapped read-only, can be READ only.
+    ///
     /// `location` is "*", "cpu" or "cpu:N"; anything else counts as "*", and the log says so once, but GPU
     /// memory ("cuda:0") is refused: this version moves none.
     ///
     /// Returns 0; -7 if the range overlaps a registered one; -1 for a length of 0, address 0, a range
-    /// that wraps, a GPU location.
+    /// that wraps, memory that is not mapped, a GPU location.
     #[pyo3(
         signature = (buffer_addr, capacity, location=Text::default()),
         text_signature = "($self, buffer_addr, capacity, location='*')"
