@@ -59,8 +59,8 @@ struct State {
     /// How many times asking has ended.
     fetches: u64,
     fetch_error: Option<(Instant, Error)>,
-    /// Requests wait for a newer route.
-    stale: bool,
+    /// Outside of what the route says; a newer one decides, and is being asked for.
+    parked: Vec<Slice>,
     /// To be sent again, before anything else.
     requeued: VecDeque<Slice>,
     queue: VecDeque<Cursor>,
@@ -233,6 +233,7 @@ impl Peer {
         let peer = Arc::clone(self);
         if !self.core.pool.run(move || peer.fetch()) {
             state.fetching = false;
+            state.unpark();
             let why = if self.core.is_closed() {
                 Error::Closed
             } else {
@@ -247,8 +248,8 @@ impl Peer {
         let fetched = control::fetch(&self.core, &self.name, &self.address);
         let mut state = self.lock();
         state.fetching = false;
-        state.stale = false;
         state.fetches += 1;
+        state.unpark();
         let mut orphans = Work::default();
         match fetched {
             Ok(route) => {
@@ -280,13 +281,10 @@ impl Peer {
     pub(crate) fn pull(self: &Arc<Self>, room: Room, now: Instant, out: &mut Vec<Slice>) -> Pulled {
         let mut state = self.lock();
         let Some(route) = state.route.clone() else { return Pulled::default() };
-        if state.stale || state.is_empty() {
-            return Pulled::default();
-        }
         let (mut bytes, mut hint) = (0, 0);
         while out.len() < room.requests && bytes < room.bytes {
             let Some(slice) = state.next(&route) else { break };
-            match self.admit(&mut state, &route, &slice, now, &mut hint) {
+            match admit(&state, &route, &slice, now, &mut hint) {
                 Admission::Go => {
                     bytes += slice.len;
                     out.push(slice);
@@ -296,50 +294,18 @@ impl Peer {
                     out.push(slice);
                     return Pulled { alone: true };
                 }
-                Admission::Alone | Admission::Wait => {
+                Admission::Alone => {
                     state.requeued.push_front(slice);
                     break;
                 }
+                Admission::Wait => state.parked.push(slice),
             }
         }
+        if !state.parked.is_empty() {
+            // The buffers may have been registered after the peer was asked: ask once more.
+            self.ask(&mut state);
+        }
         Pulled::default()
-    }
-
-    fn admit(
-        self: &Arc<Self>,
-        state: &mut State,
-        route: &Route,
-        slice: &Slice,
-        now: Instant,
-        hint: &mut usize,
-    ) -> Admission {
-        let batch = &slice.batch;
-        if let Some(stop) = batch.stop_at(now) {
-            return Admission::Fail(Cause::Stopped { stop, stage: QUEUED, sent: false });
-        }
-        if batch.has_failed(slice.entry) {
-            // Its first failure is on record; this one only settles the slice.
-            return Admission::Fail(Cause::NotPublished);
-        }
-        let request = batch.request(slice.entry);
-        if route.covers(request.remote, request.len, hint) {
-            // What was behind refusals so often goes alone, so that it cannot be again.
-            return if slice.tries < SHARED_TRIES { Admission::Go } else { Admission::Alone };
-        }
-        if route.truncated {
-            return Admission::Alone;
-        }
-        if route.asked >= batch.started {
-            return Admission::Fail(Cause::NotPublished);
-        }
-        if let Some((_, error)) = state.fetch_error.as_ref().filter(|(at, _)| *at >= batch.started)
-        {
-            return Admission::Fail(Cause::Whole(Arc::new(error.clone())));
-        }
-        // The buffer may have been registered after the peer was asked: ask once more.
-        state.stale = true;
-        self.ask(state);
-        Admission::Wait
     }
 
     /// Takes slices back that are to be sent again. Those whose batch was told to stop are settled here: whoever
@@ -369,9 +335,7 @@ impl Peer {
 
     /// The peer refused what its descriptor lists: the descriptor is out of date.
     pub(crate) fn distrust(self: &Arc<Self>) {
-        let mut state = self.lock();
-        state.stale = true;
-        self.ask(&mut state);
+        self.ask(&mut self.lock());
     }
 
     /// The earliest deadline of what has joined the queue since the last call.
@@ -383,7 +347,7 @@ impl Peer {
     pub(crate) fn wants_hands(&self) -> bool {
         let state = self.lock();
         let open = state.lanes > state.connecting;
-        open && state.route.is_some() && !state.stale && !state.is_empty()
+        open && state.route.is_some() && !state.is_empty()
     }
 
     /// True if IO thread `index` has not been told of the queue since it last looked.
@@ -408,7 +372,7 @@ impl Peer {
     /// Counts a new lane and says where it goes, and how many there were before, if one is needed.
     pub(crate) fn wants_lane(&self) -> Option<(Arc<Route>, usize)> {
         let mut state = self.lock();
-        if state.stale || state.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
+        if state.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
             return None;
         }
         if state.lanes > 0 && state.rest_until.is_some_and(|at| Instant::now() < at) {
@@ -537,7 +501,8 @@ impl Peer {
     pub(crate) fn revoke(&self, addr: u64) {
         let state = self.lock();
         let queued = state.queue.iter().map(|c| &c.batch);
-        for batch in queued.chain(state.requeued.iter().map(|s| &s.batch)) {
+        let slices = state.parked.iter().chain(&state.requeued);
+        for batch in queued.chain(slices.map(|s| &s.batch)) {
             if batch.pins_buffer(addr) {
                 batch.request_stop(Stop::Unregistered);
             }
@@ -606,6 +571,32 @@ enum Admission {
     Fail(Cause),
 }
 
+fn admit(state: &State, route: &Route, slice: &Slice, now: Instant, hint: &mut usize) -> Admission {
+    let batch = &slice.batch;
+    if let Some(stop) = batch.stop_at(now) {
+        return Admission::Fail(Cause::Stopped { stop, stage: QUEUED, sent: false });
+    }
+    if batch.has_failed(slice.entry) {
+        // Its first failure is on record; this one only settles the slice.
+        return Admission::Fail(Cause::NotPublished);
+    }
+    let request = batch.request(slice.entry);
+    if route.covers(request.remote, request.len, hint) {
+        // What was behind refusals so often goes alone, so that it cannot be again.
+        return if slice.tries < SHARED_TRIES { Admission::Go } else { Admission::Alone };
+    }
+    if route.truncated {
+        return Admission::Alone;
+    }
+    if route.asked >= batch.started {
+        return Admission::Fail(Cause::NotPublished);
+    }
+    if let Some((_, error)) = state.fetch_error.as_ref().filter(|(at, _)| *at >= batch.started) {
+        return Admission::Fail(Cause::Whole(Arc::new(error.clone())));
+    }
+    Admission::Wait
+}
+
 const QUEUED: &str = "it waited in the queue for a lane";
 
 impl State {
@@ -615,6 +606,13 @@ impl State {
 
     fn is_empty(&self) -> bool {
         self.requeued.is_empty() && self.queue.is_empty()
+    }
+
+    /// What waited for a newer route is looked at again, before anything else.
+    fn unpark(&mut self) {
+        for slice in self.parked.drain(..).rev() {
+            self.requeued.push_front(slice);
+        }
     }
 
     /// What a waiting request is waiting for.
@@ -643,13 +641,20 @@ impl State {
     }
 
     fn take_work(&mut self) -> Work {
-        Work { slices: self.requeued.drain(..).collect(), cursors: self.queue.drain(..).collect() }
+        let slices = self.parked.drain(..).chain(self.requeued.drain(..)).collect();
+        Work { slices, cursors: self.queue.drain(..).collect() }
     }
 
     fn take_stopped(&mut self, now: Instant) -> Work {
-        let all = self.take_work();
         let stopped = |batch: &Arc<BatchInner>| batch.stop_at(now).is_some();
-        let (slices, left) = all.slices.into_iter().partition(|s| stopped(&s.batch));
+        let parked = std::mem::take(&mut self.parked);
+        let (mut slices, parked): (Vec<Slice>, _) =
+            parked.into_iter().partition(|s| stopped(&s.batch));
+        let all = self.take_work();
+        self.parked = parked;
+        let (others, left): (Vec<Slice>, _) =
+            all.slices.into_iter().partition(|s| stopped(&s.batch));
+        slices.extend(others);
         let (cursors, queue) = all.cursors.into_iter().partition(|c| stopped(&c.batch));
         let left: Vec<Slice> = left;
         let queue: Vec<Cursor> = queue;
@@ -659,7 +664,8 @@ impl State {
 
     fn deadlines(&self) -> impl Iterator<Item = Instant> {
         let queued = self.queue.iter().map(|c| c.batch.deadline);
-        queued.chain(self.requeued.iter().map(|s| s.batch.deadline))
+        let slices = self.parked.iter().chain(&self.requeued);
+        queued.chain(slices.map(|s| s.batch.deadline))
     }
 }
 

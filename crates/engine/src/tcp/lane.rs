@@ -605,6 +605,8 @@ mod tests {
 
         /// Takes note of what is final now.
         fn look(&mut self) {
+            let owed: u64 = self.lane.flights.iter().map(|f| f.len).sum();
+            assert_eq!(self.lane.in_flight, owed);
             for asked in &mut self.asked {
                 if asked.quiet.is_none() && asked.batch.poll() != BatchState::Running {
                     asked.quiet = Some(asked.local.read(0, asked.len as usize));

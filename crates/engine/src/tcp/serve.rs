@@ -317,6 +317,7 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::memory::HostBuffer;
+    use crate::registry::{Access, BufferInfo};
     use proptest::prelude::*;
 
     const LEN: usize = 256 << 10;
@@ -338,7 +339,9 @@ mod tests {
             let bytes: Vec<u8> = (0..HALF).map(|i| (i ^ (i >> 8)) as u8).collect();
             memory.write(0, &bytes);
             let registry = Registry::new();
-            registry.register(&[(memory.addr(), LEN as u64)], &Default::default(), None).unwrap();
+            let range = BufferInfo { addr: memory.addr(), len: LEN as u64 };
+            let ranges = [(range, Access::default())];
+            registry.register(&ranges, Default::default(), None).unwrap();
             let (answers, served) = (Vec::new(), Served::default());
             Self { memory, registry, serve: Serve::new(), served, answers, fault: None }
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, SockAddr, Socket, Type};
 use tensorferry_wire::{
     BufferDescriptor, FerryKey, Frame, FrameKind, FrameReader, HEADER_LEN, Header, MessageType, Op,
     STATUS_LEN, SegmentDescriptor, Status, Version, encode_frame, notify_reply, probe_reply,
@@ -31,6 +32,8 @@ struct Shared {
     /// Every complete header that [`Link::header`] has read.
     seen: Mutex<Vec<Header>>,
     notify: Mutex<OnNotify>,
+    /// Whether the control port is silent now.
+    hushed: Mutex<Option<Box<dyn Fn() -> bool + Send>>>,
     /// Something has come that [`Link::hang`] leaves unread.
     unread: AtomicBool,
     gone: AtomicBool,
@@ -69,6 +72,7 @@ impl Fake {
             connections: AtomicUsize::new(0),
             seen: Mutex::default(),
             notify: Mutex::default(),
+            hushed: Mutex::default(),
             unread: AtomicBool::new(false),
             gone: AtomicBool::new(false),
         });
@@ -102,6 +106,11 @@ impl Fake {
             d.tensorferry =
                 Some(FerryKey { version: "0".into(), incarnation: 1, buffers_truncated: true });
         });
+    }
+
+    /// The control port says nothing while `when` says so.
+    pub(crate) fn hush(&self, when: impl Fn() -> bool + Send + 'static) {
+        *self.shared.hushed.lock().unwrap() = Some(Box::new(when));
     }
 
     pub(crate) fn on_notify(&self, what: OnNotify) {
@@ -186,6 +195,10 @@ pub(crate) fn control_request(stream: &mut TcpStream) -> Option<Frame> {
 
 fn control_port(shared: &Shared, mut stream: TcpStream) {
     let Some(frame) = control_request(&mut stream) else { return };
+    let hushed = shared.hushed.lock().unwrap().as_ref().is_some_and(|when| when());
+    if hushed {
+        return silent(stream);
+    }
     let json = match frame.kind {
         FrameKind::Typed(MessageType::Metadata) => {
             shared.asked.fetch_add(1, Ordering::SeqCst);
@@ -281,6 +294,32 @@ impl Link {
 /// What fake peers have in their memory.
 pub(crate) fn memory(addr: u64, len: u64) -> Vec<u8> {
     (addr..addr + len).map(|a| (a ^ (a >> 8) ^ (a >> 16)) as u8).collect()
+}
+
+/// A port that takes no more connections: its backlog is full.
+pub(crate) struct Full {
+    pub(crate) port: u16,
+    _held: (Socket, Vec<Socket>),
+}
+
+impl Full {
+    pub(crate) fn new() -> Self {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+        listener.listen(0).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let port = addr.as_socket().unwrap().port();
+        let mut clients = Vec::new();
+        // The first that does not get through shows that no other will.
+        loop {
+            let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            let through = client.connect_timeout(&addr, Duration::from_millis(50)).is_ok();
+            clients.push(client);
+            if !through {
+                return Self { port, _held: (listener, clients) };
+            }
+        }
+    }
 }
 
 /// Opens once, for ever.

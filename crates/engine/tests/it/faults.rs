@@ -1,7 +1,7 @@
 //! What an initiator makes of refusals, of lost connections and of peers that break the protocol.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use tensorferry::{
 use tensorferry_wire::Status;
 
 use crate::common::{
-    Pair, buffer, engine, eventually, lanes, ms, pattern, row, says, start, timed, within,
+    Pair, buffer, engine, eventually, lanes, ms, pattern, row, says, start, start_within, timed,
+    within,
 };
 use crate::fake::{
-    BASE, Fake, Gate, LEN, Link, OnNotify, control_only, control_request, done, memory,
+    BASE, Fake, Full, Gate, LEN, Link, OnNotify, control_only, control_request, done, memory,
 };
 
 fn refused_or_unpublished(error: &Error) -> bool {
@@ -627,4 +628,46 @@ fn a_range_outside_a_list_that_was_cut_is_sent_alone() {
     assert_eq!((failures[0].0, failures[0].1.code()), (301, 8));
     assert_eq!(others.load(Ordering::SeqCst), 0, "nothing is behind them");
     assert!(BASE + LEN > beyond);
+}
+
+#[test]
+fn a_range_that_is_asked_about_holds_nothing_else_up() {
+    let silent = Arc::new(AtomicBool::new(false));
+    let fake = Fake::new(|mut link| link.serve());
+    let hush = Arc::clone(&silent);
+    fake.hush(move || hush.load(Ordering::SeqCst));
+    let e = engine(lanes(2, 1));
+    let segment = e.open(&fake.name()).unwrap();
+    silent.store(true, Ordering::SeqCst);
+    let local = HostBuffer::zeroed(100).unwrap();
+    let outside = start(&segment, Op::Write, &local, 16);
+    for _ in 0..20 {
+        let (result, took) = timed(|| start(&segment, Op::Write, &local, BASE).wait());
+        result.unwrap();
+        assert!(took < ms(500), "{took:?}");
+    }
+    let late = start_within(&segment, Op::Write, &local, 16, ms(200)).wait().unwrap_err();
+    assert_eq!(late.code(), 13, "{late}");
+    says(&late, &["control port had not answered with its descriptor"]);
+    assert_eq!(outside.poll(), BatchState::Running);
+    let ((), took) = timed(|| outside.cancel());
+    assert!(took < ms(150), "{took:?}");
+    assert_eq!(outside.wait().unwrap_err().code(), 14);
+}
+
+#[test]
+fn a_data_port_that_does_not_answer_is_given_up_after_the_time_that_is_set() {
+    let full = Full::new();
+    let fake = Fake::new(|_| {});
+    fake.publish(|d| d.tcp_data_port = full.port);
+    let mut config = lanes(2, 1);
+    config.connect_timeout = ms(150);
+    let e = engine(config);
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(100).unwrap();
+    let (result, took) = timed(|| start(&segment, Op::Write, &local, BASE).wait());
+    let error = result.unwrap_err();
+    assert_eq!(error.code(), 7, "{error}");
+    says(&error, &[&fake.name(), "no answer in 150ms (TENSORFERRY_CONNECT_TIMEOUT)"]);
+    assert!(took >= ms(150) && took < ms(1500), "{took:?}");
 }

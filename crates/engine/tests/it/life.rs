@@ -288,3 +288,24 @@ fn a_notification_that_is_on_its_way_holds_no_buffer() {
     assert_eq!(batch.poll(), BatchState::Running);
     batch.cancel();
 }
+
+#[test]
+fn many_buffers_that_peers_hold_are_waited_for_together() {
+    let target = engine(lanes(1, 1));
+    let stuck: Vec<(HostBuffer, Raw)> = (0..6)
+        .map(|_| {
+            let memory = HostBuffer::zeroed(4096).unwrap();
+            target.register_buffer(&memory, &RegisterOptions::default()).unwrap();
+            let mut raw = Raw::connect(target.data_port());
+            raw.send(&Raw::header(Op::Write, memory.addr(), 4096));
+            raw.send(&[1; 100]);
+            eventually("a part has arrived", || memory.read(99, 1) == [1]);
+            (memory, raw)
+        })
+        .collect();
+    let addrs: Vec<u64> = stuck.iter().map(|(memory, _)| memory.addr()).collect();
+    let (result, took) = timed(|| target.unregister_all(&addrs));
+    result.unwrap();
+    assert!(took < ms(1500), "{took:?}");
+    assert!(target.buffers().is_empty());
+}

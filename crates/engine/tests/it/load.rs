@@ -1,13 +1,17 @@
 //! Much at once: full queues, many threads, many buffers.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions, SubmitOptions};
 
 use crate::common::{
-    Pair, buffer, engine, eventually, lanes, ms, pattern, row, says, start, timed, within,
+    Pair, alone, buffer, engine, eventually, lanes, ms, pattern, row, says, start, ticks, timed,
+    within,
 };
-use crate::fake::{BASE, Fake, Gate};
+use crate::fake::{Answer, BASE, Fake, Gate, Raw};
 
 /// What a request counts in a queue.
 const REQUEST: usize = 64;
@@ -177,4 +181,53 @@ fn many_threads_move_and_verify_on_one_engine() {
         assert_eq!(moved.load(Ordering::Relaxed), 3200);
         eventually("all is counted", || pair.initiator.stats().batches_completed == 3200);
     }
+}
+
+#[test]
+fn a_process_without_descriptors_goes_on_and_recovers() {
+    alone("load::out_of_descriptors");
+}
+
+#[test]
+#[ignore = "run by `a_process_without_descriptors_goes_on_and_recovers`, in a process of its own"]
+fn out_of_descriptors() {
+    let pair = Pair::with(64 << 20, lanes(4, 1));
+    let local = buffer(&pattern(64 << 20, 1));
+    start(&pair.segment, Op::Write, &buffer(&[1]), pair.remote.addr()).wait().unwrap();
+    assert_eq!(pair.initiator.stats().lanes_opened, 1);
+    let mut client = TcpStream::connect(("127.0.0.1", pair.target.data_port())).unwrap();
+    eventually("it is accepted", || pair.target.stats().connections_accepted == 2);
+    // The next descriptor is one too many.
+    let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+    let free =
+        (0..used + 64).find(|fd| !std::path::Path::new(&format!("/proc/self/fd/{fd}")).exists());
+    let before = ticks();
+    limit_descriptors(free.unwrap());
+    let large = start(&pair.segment, Op::Write, &local, pair.remote.addr());
+    large.wait().unwrap();
+    let requests = row(Op::Read, &local, pair.remote.addr(), 4096, 3000);
+    pair.segment.submit_owned(&requests, within(ms(8000))).unwrap().wait().unwrap();
+    assert_eq!(pair.initiator.stats().lanes_opened, 1, "no more can be had");
+    let header = Raw::header(Op::Read, pair.remote.addr(), 1);
+    client.write_all(&header).unwrap();
+    client.read_exact(&mut [0; 9]).unwrap();
+    // A client of another process would wait in the listener's queue; here it takes the last descriptor.
+    limit_descriptors(free.unwrap() + 1);
+    let mut waiting = Raw::connect(pair.target.data_port());
+    let begin = Instant::now();
+    eventually("some time", || begin.elapsed() > ms(300));
+    assert_eq!(pair.target.stats().connections_accepted, 2);
+    limit_descriptors(1024);
+    let spent = ticks() - before;
+    waiting.ask(pair.remote.addr(), 1);
+    assert_eq!(waiting.answer(), Answer::Applied, "the listener tries again by itself");
+    assert!(spent < 200, "busy for {spent} hundredths of a second");
+}
+
+#[expect(unsafe_code, reason = "setrlimit")]
+fn limit_descriptors(n: u64) {
+    let limit = libc::rlimit { rlim_cur: n, rlim_max: 4096 };
+    // SAFETY: one rlimit, alive during the call.
+    let rc = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(rc, 0);
 }

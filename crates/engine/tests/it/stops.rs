@@ -1,9 +1,8 @@
 //! Deadlines and cancels, in every phase of a request: in time, and quiet afterwards.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
 use tensorferry::{
     Batch, BatchState, Engine, Error, HostBuffer, Notification, Op, Segment, SubmitOptions,
 };
@@ -11,35 +10,9 @@ use tensorferry_wire::Status;
 
 use crate::common::{
     PROMPT, alone, buffer, engine, eventually, lanes, ms, pattern, row, says, start, start_within,
-    timed, within,
+    ticks, timed, within,
 };
-use crate::fake::{BASE, Fake, Gate, OnNotify, control_only, memory, silent};
-
-/// A port that takes no more connections: its backlog is full.
-struct Full {
-    port: u16,
-    _held: (Socket, Vec<Socket>),
-}
-
-impl Full {
-    fn new() -> Self {
-        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        listener.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
-        listener.listen(0).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let port = addr.as_socket().unwrap().port();
-        let mut clients = Vec::new();
-        // The first that does not get through shows that no other will.
-        loop {
-            let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            let through = client.connect_timeout(&addr, ms(50)).is_ok();
-            clients.push(client);
-            if !through {
-                return Self { port, _held: (listener, clients) };
-            }
-        }
-    }
-}
+use crate::fake::{BASE, Fake, Full, Gate, OnNotify, control_only, memory, silent};
 
 /// A request in the phase that is to be stopped.
 struct Scene {
@@ -379,13 +352,6 @@ fn refused_lanes() {
     let spent = ticks() - before;
     assert!(spent < 20, "the process was busy for {spent} of 50 hundredths");
     first.cancel();
-}
-
-/// Processor time of this process so far, in hundredths of a second.
-fn ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
-    fields[12].parse::<u64>().unwrap() + fields[13].parse::<u64>().unwrap()
 }
 
 #[test]
