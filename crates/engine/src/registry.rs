@@ -243,9 +243,11 @@ impl Registry {
     pub(crate) fn unregister(&self, addrs: &[u64], revoke: impl Fn(u64)) -> Result<()> {
         let closed = self.close(addrs)?;
         let mut result = Ok(());
+        let begin = Instant::now();
         for buffer in closed {
-            let begin = Instant::now();
-            let quiet = buffer.wait_unpinned(Self::PATIENCE) || {
+            // All have been closed for as long as the first.
+            let patience = Self::PATIENCE.saturating_sub(begin.elapsed());
+            let quiet = buffer.wait_unpinned(patience) || {
                 revoke(buffer.addr);
                 buffer.wait_unpinned(Self::LAST_WAIT)
             };
