@@ -6,6 +6,7 @@ import array
 import ctypes
 import gc
 import inspect
+import mmap
 import pickle
 import threading
 import time
