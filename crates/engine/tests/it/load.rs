@@ -184,6 +184,38 @@ fn many_threads_move_and_verify_on_one_engine() {
 }
 
 #[test]
+fn failed_batches_leave_no_memory_behind() {
+    alone("load::failed_batches");
+}
+
+#[test]
+#[ignore = "run by `failed_batches_leave_no_memory_behind`, in a process of its own"]
+fn failed_batches() {
+    let pair = Pair::new(2000 * 64);
+    let local = HostBuffer::zeroed(2000 * 64).unwrap();
+    let mut requests = row(Op::Write, &local, pair.remote.addr(), 64, 2000);
+    requests[1999] = local.request(Op::Write, 0, 16, 64).unwrap();
+    let some = |n| {
+        for _ in 0..n {
+            let batch = pair.segment.submit_owned(&requests, within(ms(8000))).unwrap();
+            assert_eq!(batch.wait().unwrap_err().code(), 9);
+            assert_eq!(batch.failures().len(), 1);
+        }
+    };
+    some(50);
+    let before = resident_kib();
+    some(200);
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 4096, "{grown} KiB for 200 batches");
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
 fn a_process_without_descriptors_goes_on_and_recovers() {
     alone("load::out_of_descriptors");
 }

@@ -83,6 +83,23 @@ fn unknown_operations_are_closed_and_not_served() {
     assert_eq!((stats.served_reads, stats.served_writes), (0, 0));
 }
 
+#[test]
+fn what_was_applied_before_nonsense_is_acknowledged() {
+    let (target, memory) = target(64);
+    let mut raw = Raw::connect(target.data_port());
+    let mut stream = Vec::new();
+    for _ in 0..200 {
+        stream.extend_from_slice(&Raw::header(Op::Write, memory.addr(), 64));
+        stream.extend_from_slice(&[1; 64]);
+    }
+    stream.extend_from_slice(&[0xff; 24]);
+    raw.send(&stream);
+    for i in 0..200 {
+        assert_eq!(raw.answer(), Answer::Applied, "WRITE {i}");
+    }
+    assert!(matches!(raw.answer(), Answer::End | Answer::Reset));
+}
+
 /// Ranges that no buffer contains, given a buffer at `addr` and another that begins where it ends.
 fn outside(addr: u64, len: u64) -> Vec<(u64, u64)> {
     vec![
