@@ -61,7 +61,11 @@ impl Reactor {
         match fault {
             Fault::End => {}
             Fault::Serve(ServeFault::RefusedV1) => conn.socket.reset_on_close(),
-            Fault::Serve(e) => tracing::info!("a connection from a peer is closed: {e}"),
+            Fault::Serve(e) => {
+                tracing::info!("a connection from a peer is closed: {e}");
+                // What was applied before is acknowledged, as far as the socket takes it.
+                let _ = self.serve_output(conn);
+            }
             Fault::Io(e) => tracing::debug!("a connection from a peer is lost: {e}"),
         }
         Fate::Close
