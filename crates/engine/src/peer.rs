@@ -1,5 +1,6 @@
 //! One remote segment: what is known of it, what waits for it, and which lanes go there.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -56,6 +57,10 @@ pub(crate) struct Peer {
 struct State {
     route: Option<Arc<Route>>,
     fetching: bool,
+    /// Callers that wait for the answer.
+    askers: usize,
+    /// The peer has refused what the route lists.
+    doubted: bool,
     /// How many times asking has ended.
     fetches: u64,
     fetch_error: Option<(Instant, Error)>,
@@ -214,8 +219,10 @@ impl Peer {
             }
             self.ask(&mut state);
             // Asking ends by itself; the step is for an engine that is closed meanwhile.
+            state.askers += 1;
             let waited = self.asked.wait_timeout(state, Duration::from_millis(100));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.askers -= 1;
         }
     }
 
@@ -245,9 +252,23 @@ impl Peer {
 
     fn fetch(self: &Arc<Self>) {
         let began = Instant::now();
-        let fetched = control::fetch(&self.core, &self.name, &self.address);
+        let given_up = Cell::new(false);
+        let stop = || {
+            given_up.set(!self.lock().is_curious());
+            given_up.get()
+        };
+        let fetched = control::fetch(&self.core, &self.name, &self.address, &stop);
         let mut state = self.lock();
         state.fetching = false;
+        if given_up.get() && fetched.is_err() {
+            // Nobody wanted to know, so nobody is told; somebody may have come since.
+            state.unpark();
+            if state.is_curious() {
+                self.ask(&mut state);
+            }
+            return;
+        }
+        state.doubted = false;
         state.fetches += 1;
         state.unpark();
         let mut orphans = Work::default();
@@ -335,7 +356,9 @@ impl Peer {
 
     /// The peer refused what its descriptor lists: the descriptor is out of date.
     pub(crate) fn distrust(self: &Arc<Self>) {
-        self.ask(&mut self.lock());
+        let mut state = self.lock();
+        state.doubted = true;
+        self.ask(&mut state);
     }
 
     /// The earliest deadline of what has joined the queue since the last call.
@@ -606,6 +629,11 @@ impl State {
 
     fn is_empty(&self) -> bool {
         self.requeued.is_empty() && self.queue.is_empty()
+    }
+
+    /// Whether anybody still wants an answer from the control port.
+    fn is_curious(&self) -> bool {
+        self.askers > 0 || self.doubted || !self.parked.is_empty() || !self.is_empty()
     }
 
     /// What waited for a newer route is looked at again, before anything else.

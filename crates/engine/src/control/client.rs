@@ -22,11 +22,15 @@ use crate::transfer::BatchInner;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks a peer for its descriptor, and finds the addresses of its data port.
-pub(crate) fn fetch(core: &Core, peer: &Arc<str>, name: &SegmentName) -> Result<Route> {
+pub(crate) fn fetch(
+    core: &Core,
+    peer: &Arc<str>,
+    name: &SegmentName,
+    stop: &dyn Fn() -> bool,
+) -> Result<Route> {
     let began = Instant::now();
     let request = encode_frame(FrameKind::Typed(MessageType::Metadata), b"{}\n");
-    let frame =
-        exchange(core, peer, name, "descriptor", &request, began + ANSWER_TIMEOUT, &|| false)?;
+    let frame = exchange(core, peer, name, "descriptor", &request, began + ANSWER_TIMEOUT, stop)?;
     let descriptor = SegmentDescriptor::parse(&frame.body)
         .map_err(|fault| bad_answer(peer, "descriptor", fault))?;
     if descriptor.tcp_data_port == 0 {

@@ -441,3 +441,24 @@ fn a_stuck_connection_on_one_thread_leaves_the_lanes_of_the_others_in_use() {
     }
     drop(TcpStream::connect(fake.name()));
 }
+
+#[test]
+fn peers_that_nobody_waits_for_any_more_hold_no_thread() {
+    let e = engine(lanes(1, 1));
+    let good = Fake::new(|mut link| link.serve());
+    let local = HostBuffer::zeroed(16).unwrap();
+    // As many as the pool has threads.
+    let stuck: Vec<Batch> = (0..8)
+        .map(|i| {
+            let segment = e.segment(&control_only(silent)).unwrap();
+            start_within(&segment, Op::Write, &local, BASE, ms(if i == 0 { 8000 } else { 200 }))
+        })
+        .collect();
+    for batch in &stuck[1..] {
+        assert_eq!(batch.wait().unwrap_err().code(), 13);
+    }
+    stuck[0].cancel();
+    let (segment, took) = timed(|| e.open(&good.name()).unwrap());
+    assert!(took < ms(500), "{took:?}");
+    start(&segment, Op::Write, &local, BASE).wait().unwrap();
+}
