@@ -6,6 +6,7 @@ import array
 import ctypes
 import gc
 import inspect
+import mmap
 import pickle
 import threading
 import time
@@ -647,3 +648,22 @@ def test_the_topology_is_the_known_text(engine):
     if '"cpu:1"' not in text:
         assert text == '{\n\t"cpu:0" : \n\t[\n\t\t[],\n\t\t[]\n\t]\n}\n'
     assert engine.get_local_topology("mlx5_0") == text
+
+
+def test_memory_that_is_not_there_is_not_registered_and_read_only_memory_can_be_read(engine):
+    assert engine.register_memory(4096, 16) == -1
+    assert "not mapped" in TransferEngine.last_error()
+    assert engine.batch_register_memory([4096], [16]) == -1
+    writable = mmap.mmap(-1, 8192)
+    view = ctypes.c_char.from_buffer(writable)
+    start = ctypes.addressof(view)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(start), 8192, mmap.PROT_READ) == 0
+    own = f"127.0.0.1:{engine.get_rpc_port()}"
+    local = np.ones(16, dtype=np.uint8)
+    assert engine.register_memory(start, 8192) == 0
+    assert engine.transfer_sync_read(own, local.ctypes.data, start, 16) == 0
+    assert not local.any()
+    assert engine.transfer_sync_write(own, local.ctypes.data, start, 16) == -1
+    assert engine.unregister_memory(start) == 0
+    del view

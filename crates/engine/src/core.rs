@@ -151,7 +151,8 @@ impl Core {
         while !self.try_reserve(used, bytes, limit, limit_all) {
             let until = wait_until.ok_or_else(busy)?;
             self.check_usable()?;
-            if !self.queued.wait(until, || self.is_closed() || fits(used, bytes, limit)) {
+            let room = || fits(used, bytes, limit) && fits(&self.queued.total, bytes, limit_all);
+            if !self.queued.wait(until, || self.is_closed() || room()) {
                 return Err(busy());
             }
         }

@@ -266,15 +266,14 @@ impl Engine {
         lent: Option<&HostBuffer>,
     ) -> Result<()> {
         self.inner.core.check_usable()?;
-        for &(addr, len) in ranges {
-            check_range(addr, len)?;
-            let writable = options.access == Access::ReadWrite;
-            check_mapped(addr, len, writable).map_err(|at| {
-                let readable = writable && check_mapped(addr, len, false).is_ok();
-                Error::Unmapped { addr, len, at, readable }
-            })?;
-        }
-        self.inner.core.registry.register(ranges, options, lent)
+        let ranges: Vec<_> = ranges
+            .iter()
+            .map(|&(addr, len)| {
+                let range = BufferInfo { addr, len };
+                Ok((range, check_memory(range, options.access)?))
+            })
+            .collect::<Result<_>>()?;
+        self.inner.core.registry.register(&ranges, options.repeat, lent)
     }
 
     fn segment_of(&self, target: Target) -> Segment {
@@ -427,6 +426,23 @@ impl fmt::Debug for Engine {
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Refuses memory that is not there; returns the access that peers get.
+fn check_memory(range: BufferInfo, access: Access) -> Result<Access> {
+    let BufferInfo { addr, len } = range;
+    check_range(addr, len)?;
+    let unmapped = |at, readable| Error::Unmapped { addr, len, at, readable };
+    check_mapped(addr, len, false).map_err(|at| unmapped(at, false))?;
+    match (access, check_mapped(addr, len, true)) {
+        (Access::ReadWrite, Err(at)) => Err(unmapped(at, true)),
+        (Access::AsMapped, Err(_)) => {
+            tracing::info!("[{addr:#x}, +{len}) is not writable: peers may READ it only");
+            Ok(Access::ReadOnly)
+        }
+        (Access::AsMapped, Ok(())) => Ok(Access::ReadWrite),
+        (access, _) => Ok(access),
     }
 }
 

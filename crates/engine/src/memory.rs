@@ -281,12 +281,14 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::{Access, BufferInfo};
 
     fn registered(buffer: &HostBuffer) -> Pin {
         let registry = crate::registry::Registry::new();
-        let range = (buffer.addr(), buffer.len() as u64);
-        registry.register(&[range], &Default::default(), Some(buffer)).unwrap();
-        registry.find(Op::Write, range.0, range.1).unwrap()
+        let range = BufferInfo { addr: buffer.addr(), len: buffer.len() as u64 };
+        let ranges = [(range, Access::ReadWrite)];
+        registry.register(&ranges, Default::default(), Some(buffer)).unwrap();
+        registry.find(Op::Write, range.addr, range.len).unwrap()
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ pub(crate) struct Peer {
     queued: AtomicUsize,
     /// A look at the queue is on its way to the home thread.
     kicked: AtomicBool,
+    /// Other IO threads that have been told to look, as bits; there are at most 64.
+    told: AtomicU64,
     notifications: Mutex<Notifications>,
 }
 
@@ -69,6 +71,8 @@ struct State {
     connecting: usize,
     /// Connecting has failed since the last lane was open.
     redialled: bool,
+    /// No further lane is tried before, as long as one is open.
+    rest_until: Option<Instant>,
 }
 
 /// How far a batch has been cut into slices.
@@ -94,6 +98,10 @@ pub(crate) struct Pulled {
     pub(crate) alone: bool,
 }
 
+/// How often a slice shares a lane with others after it was behind a refused one.
+const SHARED_TRIES: u8 = 4;
+/// How long no further lane is tried after one could not be had while others were open.
+const DIAL_REST: Duration = Duration::from_secs(1);
 /// How much of a request moves on one lane at a time.
 const SLICE: u64 = 1 << 20;
 
@@ -144,6 +152,7 @@ impl Peer {
             asked: Condvar::new(),
             queued: AtomicUsize::new(0),
             kicked: AtomicBool::new(false),
+            told: AtomicU64::new(0),
             notifications: Mutex::default(),
         })
     }
@@ -243,6 +252,9 @@ impl Peer {
         let mut orphans = Work::default();
         match fetched {
             Ok(route) => {
+                if state.route.as_ref().is_some_and(|known| known.addrs != route.addrs) {
+                    state.rest_until = None;
+                }
                 state.route = Some(Arc::new(route));
                 state.fetch_error = None;
             }
@@ -311,7 +323,8 @@ impl Peer {
         }
         let request = batch.request(slice.entry);
         if route.covers(request.remote, request.len, hint) {
-            return Admission::Go;
+            // What was behind refusals so often goes alone, so that it cannot be again.
+            return if slice.tries < SHARED_TRIES { Admission::Go } else { Admission::Alone };
         }
         if route.truncated {
             return Admission::Alone;
@@ -329,17 +342,29 @@ impl Peer {
         Admission::Wait
     }
 
-    /// Takes slices back that are to be sent again.
-    pub(crate) fn requeue(&self, slices: &mut Vec<Slice>) {
+    /// Takes slices back that are to be sent again. Those whose batch was told to stop are settled here: whoever
+    /// looks through queue and lanes for them may have been at the queue before, and at the lane after.
+    pub(crate) fn requeue(self: &Arc<Self>, slices: &mut Vec<Slice>) {
         if slices.is_empty() {
             return;
         }
-        self.core.metrics.retries.add(slices.len() as u64);
+        let now = Instant::now();
+        let mut stopped = Vec::new();
         let mut state = self.lock();
         for slice in slices.drain(..).rev() {
+            if let Some(stop) = slice.batch.stop_at(now) {
+                stopped.push((slice, stop));
+                continue;
+            }
+            self.core.metrics.retries.add(1);
             state.note(slice.batch.deadline);
             state.requeued.push_front(slice);
         }
+        drop(state);
+        for (slice, stop) in stopped {
+            slice.settle(Err(Cause::Stopped { stop, stage: QUEUED, sent: false }));
+        }
+        self.kick();
     }
 
     /// The peer refused what its descriptor lists: the descriptor is out of date.
@@ -352,6 +377,23 @@ impl Peer {
     /// The earliest deadline of what has joined the queue since the last call.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.lock().new_deadline.take()
+    }
+
+    /// Whether something waits that an open lane could take.
+    pub(crate) fn wants_hands(&self) -> bool {
+        let state = self.lock();
+        let open = state.lanes > state.connecting;
+        open && state.route.is_some() && !state.stale && !state.is_empty()
+    }
+
+    /// True if IO thread `index` has not been told of the queue since it last looked.
+    pub(crate) fn tell(&self, index: usize) -> bool {
+        self.told.fetch_or(1 << index, Ordering::SeqCst) & (1 << index) == 0
+    }
+
+    /// IO thread `index` looks now; what comes after this tells it again.
+    pub(crate) fn answer_tell(&self, index: usize) {
+        self.told.fetch_and(!(1 << index), Ordering::SeqCst);
     }
 
     /// Whether something waits in the queue.
@@ -367,6 +409,9 @@ impl Peer {
     pub(crate) fn wants_lane(&self) -> Option<(Arc<Route>, usize)> {
         let mut state = self.lock();
         if state.stale || state.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
+            return None;
+        }
+        if state.lanes > 0 && state.rest_until.is_some_and(|at| Instant::now() < at) {
             return None;
         }
         let route = state.route.clone()?;
@@ -401,7 +446,11 @@ impl Peer {
 
     /// A lane that was connected is gone.
     pub(crate) fn lane_closed(&self) {
-        self.lock().lanes -= 1;
+        let mut state = self.lock();
+        state.lanes -= 1;
+        if state.lanes == 0 {
+            state.redialled = false;
+        }
     }
 
     /// A lane could not be connected at any address. The first time the descriptor is asked for anew, since
@@ -411,6 +460,11 @@ impl Peer {
         state.connecting -= 1;
         state.lanes -= 1;
         if state.lanes > 0 {
+            // Those that are open go on. The peer may have moved without their knowing.
+            state.rest_until = Some(Instant::now() + DIAL_REST);
+            if !std::mem::replace(&mut state.redialled, true) {
+                self.ask(&mut state);
+            }
             return;
         }
         let mut orphans = Work::default();
@@ -438,6 +492,29 @@ impl Peer {
         let next = state.deadlines().min();
         drop(state);
         stopped.fail_stopped(now, stage);
+        let next_notification = self.sweep_notifications(now);
+        next.into_iter().chain(next_notification).min()
+    }
+
+    /// Ends what is to stop and still waits for earlier notifications to be delivered.
+    fn sweep_notifications(&self, now: Instant) -> Option<Instant> {
+        let mut notifications = locked(&self.notifications);
+        let all = std::mem::take(&mut notifications.waiting);
+        let (stopped, waiting): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|b| b.stop_at(now).is_some());
+        let next = waiting.iter().map(|b| b.deadline).min();
+        notifications.waiting = waiting.into();
+        drop(notifications);
+        for batch in stopped {
+            let why = match batch.stop_at(now) {
+                Some(Stop::TimedOut) => "its deadline passed while earlier ones were delivered",
+                _ => "it was cancelled while earlier ones were delivered",
+            };
+            batch.finish(Some(Error::NotifyFailed {
+                peer: Arc::clone(&self.name),
+                why: why.into(),
+            }));
+        }
         next
     }
 
@@ -493,10 +570,13 @@ impl Owner for Peer {
     fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>) {
         let mut notifications = locked(&self.notifications);
         notifications.waiting.push_back(Arc::clone(batch));
-        if std::mem::replace(&mut notifications.sending, true) {
-            return;
-        }
+        let behind = std::mem::replace(&mut notifications.sending, true);
         drop(notifications);
+        if behind {
+            // The home thread sees to it that a deadline is kept while others are delivered.
+            self.lock().note(batch.deadline);
+            return self.kick();
+        }
         let peer = Arc::clone(&self);
         if !self.core.pool.run(move || peer.send_notifications()) {
             self.drop_notifications();

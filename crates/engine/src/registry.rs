@@ -19,6 +19,8 @@ pub enum Access {
     ReadWrite,
     /// READ only.
     ReadOnly,
+    /// READ, and WRITE if the memory is writable when it is registered.
+    AsMapped,
     /// Nothing: it is not published. For local buffers of requests.
     Local,
 }
@@ -107,7 +109,7 @@ impl Buffer {
 
     fn allows(&self, op: Op) -> bool {
         match self.access {
-            Access::ReadWrite => true,
+            Access::ReadWrite | Access::AsMapped => true,
             Access::ReadOnly => op == Op::Read,
             Access::Local => false,
         }
@@ -186,14 +188,14 @@ impl Registry {
     /// Registers all of the ranges, which [`check_range`] has found good, or none.
     pub(crate) fn register(
         &self,
-        ranges: &[(u64, u64)],
-        options: &RegisterOptions,
+        ranges: &[(BufferInfo, Access)],
+        repeat: Repeat,
         lent: Option<&HostBuffer>,
     ) -> Result<()> {
         let mut buffers = self.write();
-        for (done, &(addr, len)) in ranges.iter().enumerate() {
-            if let Err(error) = self.add(&mut buffers, (addr, len), options, lent) {
-                for &(addr, _) in &ranges[..done] {
+        for (done, &(range, access)) in ranges.iter().enumerate() {
+            if let Err(error) = self.add(&mut buffers, range, access, repeat, lent) {
+                for &(BufferInfo { addr, .. }, _) in &ranges[..done] {
                     undo(&mut buffers, addr);
                 }
                 return Err(error);
@@ -206,15 +208,16 @@ impl Registry {
     fn add(
         &self,
         buffers: &mut BTreeMap<u64, Arc<Buffer>>,
-        (addr, len): (u64, u64),
-        options: &RegisterOptions,
+        BufferInfo { addr, len }: BufferInfo,
+        access: Access,
+        repeat: Repeat,
         lent: Option<&HostBuffer>,
     ) -> Result<()> {
         let before = buffers.range(..addr + len).next_back();
         if let Some((_, other)) = before.filter(|(_, b)| b.addr + b.len > addr) {
-            let same = (other.addr, other.len, other.access) == (addr, len, options.access)
+            let same = (other.addr, other.len, other.access) == (addr, len, access)
                 && other.pins.load(Ordering::Relaxed) & CLOSED == 0;
-            if same && options.repeat == Repeat::Counted {
+            if same && repeat == Repeat::Counted {
                 other.repeats.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
             }
@@ -223,7 +226,7 @@ impl Registry {
         let buffer = Buffer {
             addr,
             len,
-            access: options.access,
+            access,
             epoch: self.next_epoch.fetch_add(1, Ordering::Relaxed),
             repeats: AtomicU32::new(1),
             pins: AtomicU64::new(0),
@@ -382,12 +385,19 @@ mod tests {
 
     fn registry(ranges: &[(u64, u64)]) -> Registry {
         let r = Registry::new();
-        r.register(ranges, &RegisterOptions::default(), None).unwrap();
+        add(&r, ranges, Repeat::Counted).unwrap();
         r
     }
 
-    const REFUSED: RegisterOptions =
-        RegisterOptions { access: Access::ReadWrite, repeat: Repeat::Refused };
+    fn add(r: &Registry, ranges: &[(u64, u64)], repeat: Repeat) -> Result<()> {
+        add_with(r, ranges, Access::ReadWrite, repeat)
+    }
+
+    fn add_with(r: &Registry, ranges: &[(u64, u64)], access: Access, repeat: Repeat) -> Result<()> {
+        let ranges: Vec<_> =
+            ranges.iter().map(|&(addr, len)| (BufferInfo { addr, len }, access)).collect();
+        r.register(&ranges, repeat, None)
+    }
 
     #[test]
     fn only_whole_ranges_of_one_buffer_are_found() {
@@ -404,9 +414,8 @@ mod tests {
     #[test]
     fn access_is_kept() {
         let r = Registry::new();
-        let with = |access| RegisterOptions { access, repeat: Repeat::Counted };
-        r.register(&[(100, 10)], &with(Access::ReadOnly), None).unwrap();
-        r.register(&[(200, 10)], &with(Access::Local), None).unwrap();
+        add_with(&r, &[(100, 10)], Access::ReadOnly, Repeat::Counted).unwrap();
+        add_with(&r, &[(200, 10)], Access::Local, Repeat::Counted).unwrap();
         assert!(r.find(Op::Read, 100, 10).is_some());
         assert!(r.find(Op::Write, 100, 10).is_none());
         assert!(r.find(Op::Read, 200, 10).is_none());
@@ -418,7 +427,7 @@ mod tests {
     #[test]
     fn exact_repeats_are_counted_or_refused() {
         let r = registry(&[(100, 50), (100, 50), (100, 50)]);
-        assert!(matches!(r.register(&[(100, 50)], &REFUSED, None), Err(Error::Overlap { .. })));
+        assert!(matches!(add(&r, &[(100, 50)], Repeat::Refused), Err(Error::Overlap { .. })));
         for _ in 0..2 {
             r.unregister(&[100], |_| {}).unwrap();
             assert!(r.find(Op::Read, 100, 50).is_some());
@@ -433,26 +442,23 @@ mod tests {
         let r = registry(&[(100, 50)]);
         for range in [(90, 11), (149, 1), (120, 10), (90, 100), (100, 49), (100, 51)] {
             assert!(matches!(
-                r.register(&[range], &RegisterOptions::default(), None),
+                add(&r, &[range], Repeat::Counted),
                 Err(Error::Overlap { other_addr: 100, other_len: 50, .. })
             ));
         }
-        r.register(&[(90, 10), (150, 1)], &REFUSED, None).unwrap();
+        add(&r, &[(90, 10), (150, 1)], Repeat::Refused).unwrap();
     }
 
     #[test]
     fn all_or_nothing_both_ways() {
         let r = registry(&[(100, 50)]);
-        assert!(
-            r.register(&[(300, 10), (300, 10), (120, 1)], &RegisterOptions::default(), None)
-                .is_err()
-        );
+        assert!(add(&r, &[(300, 10), (300, 10), (120, 1)], Repeat::Counted).is_err());
         assert_eq!(r.all(), [BufferInfo { addr: 100, len: 50 }]);
         assert!(r.unregister(&[100, 999], |_| {}).is_err());
         assert!(r.unregister(&[100, 100], |_| {}).is_err());
         assert!(r.find(Op::Read, 100, 50).is_some());
         r.unregister(&[100], |_| {}).unwrap();
-        r.register(&[(100, 60)], &REFUSED, None).unwrap();
+        add(&r, &[(100, 60)], Repeat::Refused).unwrap();
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod lifetime;
 mod logging;
 mod managed;
 mod program;
+mod ready;
 mod topology;
 mod types;
 

@@ -121,6 +121,10 @@ pub(crate) fn start(py: Python<'_>, level: LogLevel) -> PyResult<()> {
     if STARTED.swap(true, Ordering::Relaxed) {
         return Ok(());
     }
+    start_thread(py).inspect_err(|_| STARTED.store(false, Ordering::Relaxed))
+}
+
+fn start_thread(py: Python<'_>) -> PyResult<()> {
     // `logging` is imported first, so that its own end comes after ours.
     py.import("logging")?;
     let arguments = PyDict::new(py);
@@ -129,19 +133,14 @@ pub(crate) fn start(py: Python<'_>, level: LogLevel) -> PyResult<()> {
     arguments.set_item("daemon", true)?;
     let thread = py.import("threading")?.getattr("Thread")?.call((), Some(&arguments))?;
     thread.call_method0("start")?;
-    let thread = thread.unbind();
-    remember(thread);
+    let before = THREAD.lock().unwrap_or_else(PoisonError::into_inner).replace(thread.unbind());
+    drop(before);
     Ok(())
 }
 
 /// The daemon thread, for whoever joins it. Locked with the interpreter lock held, and never across a
 /// call into Python.
 static THREAD: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
-
-fn remember(thread: Py<PyAny>) {
-    let before = THREAD.lock().unwrap_or_else(PoisonError::into_inner).replace(thread);
-    drop(before);
-}
 
 /// Hands over what is left, and ends the thread. Nothing is logged after this.
 pub(crate) fn stop(py: Python<'_>) -> PyResult<()> {
@@ -244,6 +243,9 @@ pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) {
 /// Logs a warning the first time that it is asked for.
 pub(crate) fn warn_once(py: Python<'_>, text: String) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if EXITING.load(Ordering::Relaxed) {
+        return;
+    }
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if said.len() < MOST_SAID && said.insert(text.clone()) {
         drop(said);

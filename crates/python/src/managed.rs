@@ -18,7 +18,8 @@ const KEPT_BYTES: usize = 64 << 20;
 
 /// How everything is registered by this face: existing engines know no repeats.
 pub(crate) const REGISTER: RegisterOptions = {
-    let access = tensorferry::Access::ReadWrite;
+    // Weights are often mapped from a file, read-only.
+    let access = tensorferry::Access::AsMapped;
     RegisterOptions { access, repeat: Repeat::Refused }
 };
 

@@ -14,7 +14,7 @@ use crate::io::thread::{Conn, Fate, Reactor, Scratch};
 use crate::memory::Span;
 use crate::peer::{Peer, Route};
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
-use crate::transfer::{Slice, Stop};
+use crate::transfer::{Cause, Slice, Stop};
 
 pub(crate) struct LaneConn {
     peer: Arc<Peer>,
@@ -404,7 +404,11 @@ impl LaneConn {
     /// Settles everything in flight, for the end of the engine.
     pub(super) fn stop_all(&mut self, now: Instant) {
         self.lane.stop_all(Stop::Closed);
-        let mut nothing = Vec::new();
-        self.sweep(now, &mut nothing);
+        let mut unsent = Vec::new();
+        self.sweep(now, &mut unsent);
+        for slice in unsent {
+            let stage = "it had not been sent";
+            slice.settle(Err(Cause::Stopped { stop: Stop::Closed, stage, sent: false }));
+        }
     }
 }

@@ -27,6 +27,8 @@ use crate::transfer::{Slice, Stop};
 pub(crate) enum Command {
     /// Look at a peer's queue.
     Kick(Arc<Peer>),
+    /// Give a peer's queue, which another thread looks after, to its lanes here.
+    Help(Arc<Peer>),
     /// Make a lane to a peer whose queue another thread looks after.
     Dial(Arc<Peer>),
     /// Serve a connection that was accepted.
@@ -41,7 +43,8 @@ pub(crate) enum Command {
 
 /// How an IO thread is told things.
 pub(crate) struct Mailbox {
-    commands: Mutex<Vec<Command>>,
+    /// `None`: the thread has ended, and what is posted is dropped.
+    commands: Mutex<Option<Vec<Command>>>,
     /// The thread is not asleep, or has been woken.
     awake: AtomicBool,
     waker: Waker,
@@ -145,7 +148,11 @@ const MAX_CONTROL: usize = 512;
 
 impl Mailbox {
     pub(crate) fn post(&self, command: Command) {
-        self.lock().push(command);
+        match &mut *self.lock() {
+            Some(commands) => commands.push(command),
+            // A command that is kept holds its peer, and that the mailbox.
+            None => return,
+        }
         // SeqCst: pairs with `sleep`, which says "asleep" before it looks for commands a last time.
         if !self.awake.swap(true, Ordering::SeqCst) {
             // An eventfd of ours takes a write unless its counter is full, and then it is awake.
@@ -154,20 +161,25 @@ impl Mailbox {
     }
 
     fn take(&self) -> Vec<Command> {
-        std::mem::take(&mut *self.lock())
+        self.lock().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Nothing is taken in after this; returns what was left.
+    fn shut(&self) -> Vec<Command> {
+        self.lock().take().unwrap_or_default()
     }
 
     /// True if the thread may sleep: nothing was posted, and whoever posts from now on wakes it.
     fn sleep(&self) -> bool {
         self.awake.store(false, Ordering::SeqCst);
-        let empty = self.lock().is_empty();
+        let empty = self.lock().as_ref().is_none_or(Vec::is_empty);
         if !empty {
             self.awake.store(true, Ordering::SeqCst);
         }
         empty
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Command>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -177,7 +189,8 @@ pub(crate) fn prepare() -> Result<(Poll, Arc<Mailbox>)> {
     let poll = Poll::new().map_err(|e| Error::io("making a poller (epoll)", e))?;
     let waker =
         Waker::new(poll.registry(), WAKER).map_err(|e| Error::io("making a waker (eventfd)", e))?;
-    let mailbox = Mailbox { commands: Mutex::default(), awake: AtomicBool::new(true), waker };
+    let commands = Mutex::new(Some(Vec::new()));
+    let mailbox = Mailbox { commands, awake: AtomicBool::new(true), waker };
     Ok((poll, Arc::new(mailbox)))
 }
 
@@ -318,6 +331,10 @@ impl Reactor {
                     self.peers.entry(peer.number).or_insert_with(|| Arc::clone(&peer));
                     self.look_at(&peer);
                 }
+                Command::Help(peer) => {
+                    peer.answer_tell(self.index);
+                    self.drive_lanes(&peer);
+                }
                 Command::Dial(peer) => self.dial(&peer),
                 Command::Serve(socket) => self.serve(socket),
                 Command::Sweep => self.sweep(),
@@ -329,14 +346,26 @@ impl Reactor {
 
     /// Gives a peer's queue to its lanes here, and makes another lane if they cannot take it all.
     pub(super) fn look_at(&mut self, peer: &Arc<Peer>) {
-        let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
-        for token in lanes {
-            self.drive(token);
-        }
+        self.drive_lanes(peer);
         if let Some(at) = peer.next_deadline() {
             self.sweep_by(at);
         }
         self.spread(peer);
+        // What is left may be taken by lanes of other threads, which have nothing that would wake them.
+        if self.core.mailboxes.len() > 1 && peer.wants_hands() {
+            for (index, mailbox) in self.core.mailboxes.iter().enumerate() {
+                if index != self.index && peer.tell(index) {
+                    mailbox.post(Command::Help(Arc::clone(peer)));
+                }
+            }
+        }
+    }
+
+    fn drive_lanes(&mut self, peer: &Arc<Peer>) {
+        let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
+        for token in lanes {
+            self.drive(token);
+        }
     }
 
     /// Makes another lane if what is queued needs one.
@@ -623,7 +652,7 @@ impl Reactor {
                 lane.stop_all(self.now);
             }
         }
-        for command in self.mailbox().take() {
+        for command in self.mailbox().shut() {
             if let Command::Kick(peer) = command {
                 peer.stop_all(Stop::Closed);
             }

@@ -232,6 +232,8 @@ impl BatchInner {
 
     /// Called once, when nothing is left to move.
     pub(crate) fn all_settled(self: &Arc<Self>) {
+        // A notification needs no local memory, however long it takes.
+        *locked(&self.held) = Held::default();
         if self.notification.is_some() && locked(&self.failures).is_empty() {
             Arc::clone(&self.owner).deliver(self);
         } else {
@@ -241,7 +243,6 @@ impl BatchInner {
 
     /// Makes the batch final. After this nothing of the engine touches its local memory.
     pub(crate) fn finish(&self, notify_error: Option<Error>) {
-        *locked(&self.held) = Held::default();
         let state = match (self.failed_state(), &notify_error) {
             (None, None) => BatchState::Completed,
             (None, Some(_)) => BatchState::Failed,
@@ -320,8 +321,8 @@ impl BatchInner {
         }
         metrics.bytes_read.add(read);
         metrics.bytes_written.add(written);
-        let batches =
-            if failed == 0 { &metrics.batches_completed } else { &metrics.batches_failed };
+        let completed = failed == 0 && locked(&self.notify_error).is_none();
+        let batches = if completed { &metrics.batches_completed } else { &metrics.batches_failed };
         batches.add(1);
     }
 

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tensorferry::{Batch, Config, Engine, HostBuffer, Op, RegisterOptions, Segment, SubmitOptions};
+use tensorferry::{
+    Batch, Config, Engine, Error, HostBuffer, Op, OwnedRequest, RegisterOptions, Segment,
+    SubmitOptions,
+};
 
 /// A target with one registered buffer, and an initiator that has opened it.
 pub(crate) struct Pair {
@@ -65,4 +68,76 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "never: {what}");
         std::thread::yield_now();
     }
+}
+
+/// What asking a thread takes when the machine is busy with other tests. Work that waits for something
+/// that is not coming takes much longer.
+pub(crate) const PROMPT: Duration = Duration::from_millis(150);
+
+pub(crate) fn timed<T>(f: impl FnOnce() -> T) -> (T, Duration) {
+    let begin = Instant::now();
+    let result = f();
+    (result, begin.elapsed())
+}
+
+pub(crate) fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// So many lanes, and so many IO threads.
+pub(crate) fn lanes(lanes: usize, io_threads: usize) -> Config {
+    let mut config = Config::default();
+    (config.lanes_per_peer, config.io_threads) = (lanes, io_threads);
+    config.transfer_timeout = Duration::from_secs(8);
+    config
+}
+
+pub(crate) fn within(timeout: Duration) -> SubmitOptions {
+    SubmitOptions { timeout: Some(timeout), ..SubmitOptions::default() }
+}
+
+/// One request over all of `local`.
+pub(crate) fn start(segment: &Segment, op: Op, local: &HostBuffer, remote: u64) -> Batch {
+    start_within(segment, op, local, remote, Duration::from_secs(8))
+}
+
+pub(crate) fn start_within(
+    segment: &Segment,
+    op: Op,
+    local: &HostBuffer,
+    remote: u64,
+    timeout: Duration,
+) -> Batch {
+    let request = local.request(op, 0, remote, local.len()).unwrap();
+    segment.submit_owned(&[request], within(timeout)).unwrap()
+}
+
+/// `count` requests of `len` bytes each, one after the other in `local` and in `remote`.
+pub(crate) fn row(
+    op: Op,
+    local: &HostBuffer,
+    remote: u64,
+    len: usize,
+    count: usize,
+) -> Vec<OwnedRequest> {
+    let one = |i: usize| local.request(op, i * len, remote + (i * len) as u64, len).unwrap();
+    (0..count).map(one).collect()
+}
+
+/// The error's text, checked to have all of `parts`.
+pub(crate) fn says(error: &Error, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in: {text}");
+    }
+}
+
+/// Runs a test of this program that is marked to be ignored in a process of its own: one that counts what the
+/// whole process has.
+pub(crate) fn alone(test: &str) {
+    let program = std::env::current_exe().unwrap();
+    let args = [test, "--exact", "--ignored", "--test-threads=1"];
+    let output = std::process::Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

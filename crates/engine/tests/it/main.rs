@@ -3,4 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod common;
+mod fake;
+mod faults;
+mod life;
+mod load;
+mod local;
 mod pair;
+mod stops;
+mod strangers;

@@ -1,0 +1,479 @@
+//! Deadlines and cancels, in every phase of a request: in time, and quiet afterwards.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, SockAddr, Socket, Type};
+use tensorferry::{
+    Batch, BatchState, Engine, Error, HostBuffer, Notification, Op, Segment, SubmitOptions,
+};
+use tensorferry_wire::Status;
+
+use crate::common::{
+    PROMPT, alone, buffer, engine, eventually, lanes, ms, pattern, row, says, start, start_within,
+    timed, within,
+};
+use crate::fake::{BASE, Fake, Gate, OnNotify, control_only, memory, silent};
+
+/// A port that takes no more connections: its backlog is full.
+struct Full {
+    port: u16,
+    _held: (Socket, Vec<Socket>),
+}
+
+impl Full {
+    fn new() -> Self {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&SockAddr::from(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+        listener.listen(0).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let port = addr.as_socket().unwrap().port();
+        let mut clients = Vec::new();
+        // The first that does not get through shows that no other will.
+        loop {
+            let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            let through = client.connect_timeout(&addr, ms(50)).is_ok();
+            clients.push(client);
+            if !through {
+                return Self { port, _held: (listener, clients) };
+            }
+        }
+    }
+}
+
+/// A request in the phase that is to be stopped.
+struct Scene {
+    /// What a deadline says it was waiting for.
+    stage: &'static str,
+    /// Whether the error warns that the remote range may still be written.
+    sent: bool,
+    op: Op,
+    len: usize,
+    segment: Segment,
+    engine: Engine,
+    _fake: Option<Fake>,
+    _full: Option<Full>,
+    /// What has to be running before.
+    _before: Vec<Batch>,
+}
+
+const PHASES: [&str; 7] =
+    ["resolving", "connecting", "queued", "sending", "one big", "ack", "mid-READ"];
+
+fn scene(phase: &str, io_threads: usize) -> Scene {
+    let e = engine(lanes(1, io_threads));
+    let hang = || Fake::new(|mut link| link.hang());
+    let with = |fake: Fake, stage, sent, op, len| Scene {
+        stage,
+        sent,
+        op,
+        len,
+        segment: e.open(&fake.name()).unwrap(),
+        engine: e.clone(),
+        _fake: Some(fake),
+        _full: None,
+        _before: Vec::new(),
+    };
+    match phase {
+        "resolving" => Scene {
+            segment: e.segment(&control_only(silent)).unwrap(),
+            _fake: None,
+            ..with(
+                hang(),
+                "control port had not answered with its descriptor",
+                false,
+                Op::Write,
+                100,
+            )
+        },
+        "connecting" => {
+            let (fake, full) = (hang(), Full::new());
+            fake.publish(|d| d.tcp_data_port = full.port);
+            let scene = with(fake, "no connection to its data port", false, Op::Read, 100);
+            Scene { _full: Some(full), ..scene }
+        }
+        "queued" => {
+            let scene = with(hang(), "waited in the queue", false, Op::Write, 100);
+            let local = HostBuffer::zeroed(32 << 20).unwrap();
+            let fills = start(&scene.segment, Op::Write, &local, BASE);
+            eventually("a lane", || scene.engine.stats().lanes_opened == 1);
+            Scene { _before: vec![fills], ..scene }
+        }
+        "sending" => with(hang(), "", true, Op::Write, 64 << 20),
+        "one big" => {
+            let fake = hang();
+            fake.publish(|d| d.tcp_proto_version = 1);
+            with(fake, "answer had not come", true, Op::Write, 64 << 20)
+        }
+        "ack" => with(hang(), "answer had not come", true, Op::Write, 100),
+        "mid-READ" => {
+            let fake = Fake::new(|mut link| {
+                link.header();
+                link.status(Status::Applied);
+                link.send(&[7; 1000]);
+                link.hang();
+            });
+            with(fake, "answer had not come", true, Op::Read, 100_000)
+        }
+        _ => unreachable!(),
+    }
+}
+
+impl Scene {
+    /// Waits until the request is in its phase.
+    fn begin(&self, phase: &str, timeout: Duration) -> (Batch, HostBuffer) {
+        let local = HostBuffer::zeroed(self.len).unwrap();
+        let batch = start_within(&self.segment, self.op, &local, BASE, timeout);
+        match phase {
+            "sending" | "one big" | "ack" => {
+                eventually("a lane", || self.engine.stats().lanes_opened == 1);
+            }
+            "mid-READ" => eventually("1,000 bytes", || local.read(999, 1) == [7]),
+            _ => {}
+        }
+        (batch, local)
+    }
+
+    fn says(&self, error: &Error) {
+        let verb = if self.op == Op::Read { "READ" } else { "WRITE" };
+        let range = format!("{verb} of {} bytes", self.len);
+        says(error, &[&range, self.segment.name(), "0x500000000000"]);
+        if self.sent && self.len < 1 << 20 {
+            says(error, &["the remote range may still be written"]);
+        }
+        if !self.sent {
+            assert!(!error.to_string().contains("still be written"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_cancel_returns_at_once_in_every_phase() {
+    for phase in PHASES {
+        for io_threads in [1, 3] {
+            let scene = scene(phase, io_threads);
+            let (batch, local) = scene.begin(phase, ms(8000));
+            assert_eq!(batch.poll(), BatchState::Running, "{phase}");
+            let ((), took) = timed(|| batch.cancel());
+            assert!(took < PROMPT, "{phase}: {took:?}");
+            assert_eq!(batch.poll(), BatchState::Cancelled, "{phase}");
+            let error = batch.wait().unwrap_err();
+            assert_eq!(error.code(), 14, "{phase}: {error}");
+            says(&error, &["cancelled"]);
+            scene.says(&error);
+            let after = local.read(0, local.len());
+            batch.cancel();
+            assert!(local.read(0, local.len()) == after);
+        }
+    }
+}
+
+#[test]
+fn a_deadline_is_kept_in_every_phase() {
+    std::thread::scope(|threads| {
+        for phase in PHASES {
+            threads.spawn(move || {
+                let scene = scene(phase, 1);
+                let ((batch, _local), set_up) = timed(|| scene.begin(phase, ms(300)));
+                let (result, took) = timed(|| batch.wait());
+                let took = set_up + took;
+                let error = result.unwrap_err();
+                assert!(took >= ms(300), "{phase}: {took:?}");
+                assert!(took < ms(800), "{phase}: {took:?}");
+                assert_eq!((batch.poll(), error.code()), (BatchState::TimedOut, 13), "{phase}");
+                let words = [
+                    "not complete at its deadline",
+                    scene.stage,
+                    "is the peer alive",
+                    "TENSORFERRY_TRANSFER_TIMEOUT",
+                ];
+                says(&error, &words);
+                scene.says(&error);
+                assert!(error.is_retryable());
+            });
+        }
+    });
+}
+
+#[test]
+fn a_batch_of_a_thousand_has_one_deadline() {
+    let fake = Fake::new(|mut link| link.hang());
+    let e = engine(lanes(4, 2));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(1000 * 4096).unwrap();
+    let begin = std::time::Instant::now();
+    let requests = row(Op::Read, &local, BASE, 4096, 1000);
+    let batch = segment.submit_owned(&requests, within(ms(300))).unwrap();
+    assert_eq!(batch.wait().unwrap_err().code(), 13);
+    let took = begin.elapsed();
+    assert!(took >= ms(300) && took < ms(800), "{took:?}");
+    assert_eq!(batch.failures().len(), 1000);
+    assert!((0..1000).all(|i| batch.entry(i).unwrap().unwrap_err().code() == 13));
+}
+
+#[test]
+fn a_cancelled_read_is_quiet_and_its_neighbours_are_right() {
+    for (len, io_threads) in [(100_000, 1), (100_000, 3), (12 << 20, 1)] {
+        let go = Gate::default();
+        let gate = go.clone();
+        let fake = Fake::new(move |mut link| {
+            let first = link.header().unwrap();
+            link.status(Status::Applied);
+            let bytes = memory(first.addr, first.len);
+            link.send(&bytes[..50_000]);
+            gate.wait();
+            link.send(&bytes[50_000..]);
+            link.serve();
+        });
+        let e = engine(lanes(1, io_threads));
+        let segment = e.open(&fake.name()).unwrap();
+        let (mine, other) = (HostBuffer::zeroed(len).unwrap(), HostBuffer::zeroed(5000).unwrap());
+        let cancelled = start(&segment, Op::Read, &mine, BASE);
+        let read = start(&segment, Op::Read, &other, BASE + 77);
+        let write = start(&segment, Op::Write, &buffer(&pattern(3000, 1)), BASE + 9);
+        eventually("half has arrived", || mine.read(0, 50_000) == memory(BASE, 50_000));
+        cancelled.cancel();
+        assert_eq!(cancelled.poll(), BatchState::Cancelled);
+        let marks = vec![0x5a; len];
+        mine.write(0, &marks);
+        go.open();
+        read.wait().unwrap();
+        write.wait().unwrap();
+        assert!(other.read(0, 5000) == memory(BASE + 77, 5000));
+        assert!(mine.read(0, len) == marks, "not touched after the cancel");
+        assert_eq!(fake.connections(), 1, "on the same lane");
+    }
+}
+
+#[test]
+fn a_read_too_long_to_swallow_does_not_harm_others() {
+    let go = Gate::default();
+    let gate = go.clone();
+    let fake = Fake::new(move |mut link| {
+        if link.number > 0 {
+            return link.serve();
+        }
+        while let Some(header) = link.header() {
+            gate.wait();
+            if !link.answer(&header) {
+                return;
+            }
+        }
+    });
+    let mut config = lanes(1, 1);
+    config.newest_version = tensorferry::Version::V2;
+    let e = engine(config);
+    let segment = e.open(&fake.name()).unwrap();
+    let big = HostBuffer::zeroed(64 << 20).unwrap();
+    let small = HostBuffer::zeroed(1000).unwrap();
+    let cancelled = start(&segment, Op::Read, &big, BASE);
+    eventually("a request", || !fake.seen().is_empty());
+    let other = start(&segment, Op::Read, &small, BASE + 1);
+    cancelled.cancel();
+    go.open();
+    other.wait().unwrap();
+    assert!(small.read(0, 1000) == memory(BASE + 1, 1000));
+    assert!(big.read(0, 64 << 20).iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_cancelled_write_that_had_left_costs_its_neighbours_nothing() {
+    let go = Gate::default();
+    let gate = go.clone();
+    let fake = Fake::new(move |mut link| {
+        let first = link.header().unwrap();
+        link.swallow(first.len);
+        gate.wait();
+        link.status(Status::Applied);
+        link.serve();
+    });
+    let e = engine(lanes(1, 1));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(1000).unwrap();
+    let cancelled = start(&segment, Op::Write, &local, BASE);
+    eventually("it has left", || !fake.seen().is_empty());
+    let others: Vec<Batch> =
+        (1..50).map(|i| start(&segment, Op::Write, &local, BASE + i * 1000)).collect();
+    cancelled.cancel();
+    assert_eq!(cancelled.poll(), BatchState::Cancelled);
+    go.open();
+    others.iter().for_each(|b| b.wait().unwrap());
+    assert_eq!(cancelled.poll(), BatchState::Cancelled);
+    assert_eq!(fake.connections(), 1);
+}
+
+#[test]
+fn a_write_cancelled_in_mid_body_sends_its_neighbours_elsewhere() {
+    for io_threads in [1, 3] {
+        let fake = Fake::new(move |mut link| {
+            if link.number > 0 {
+                return link.serve();
+            }
+            let first = link.header().unwrap();
+            link.answer(&first);
+            link.hang();
+        });
+        let e = engine(lanes(1, io_threads));
+        let segment = e.open(&fake.name()).unwrap();
+        let (big, local) = (HostBuffer::zeroed(6 << 20).unwrap(), buffer(&pattern(4096, 1)));
+        start(&segment, Op::Write, &local, BASE).wait().unwrap();
+        // 6 MiB is more than socket buffers take, and leaves room on the lane for what is behind it.
+        let cancelled = start(&segment, Op::Write, &big, BASE);
+        let behind: Vec<Batch> =
+            (0..20).map(|_| start(&segment, Op::Write, &local, BASE + 64)).collect();
+        let ((), took) = timed(|| cancelled.cancel());
+        assert!(took < PROMPT, "{took:?}");
+        assert_eq!(cancelled.poll(), BatchState::Cancelled);
+        for batch in behind {
+            // What fitted into the socket behind the big one is unknown if the lane is lost.
+            if let Err(error) = batch.wait() {
+                assert_eq!(error.code(), 11, "{error}");
+            }
+        }
+        start(&segment, Op::Write, &local, BASE).wait().unwrap();
+    }
+}
+
+/// The peer takes no other connection while its only one is stuck.
+#[test]
+fn a_batch_on_a_stuck_lane_is_cancelled_though_no_other_lane_can_be_had() {
+    for io_threads in [1, 3] {
+        let full = Full::new();
+        let fake = Fake::new(|mut link| link.hang());
+        let e = engine(lanes(2, io_threads));
+        let segment = e.open(&fake.name()).unwrap();
+        let local = HostBuffer::zeroed(16 << 20).unwrap();
+        let first = start(&segment, Op::Write, &buffer(&[1]), BASE);
+        eventually("a lane", || e.stats().lanes_opened == 1);
+        fake.publish(|d| d.tcp_data_port = full.port);
+        segment.buffers().unwrap();
+        let requests = row(Op::Write, &local, BASE, 1 << 20, 16);
+        let batch = segment.submit_owned(&requests, within(ms(8000))).unwrap();
+        eventually("it is being sent", || fake.connections() == 1);
+        let ((), took) = timed(|| batch.cancel());
+        assert!(took < PROMPT, "{took:?}");
+        assert!((0..16).all(|i| batch.entry(i).unwrap().unwrap_err().code() == 14));
+        first.cancel();
+    }
+}
+
+/// Work that nobody can take must not keep the thread busy with trying.
+#[test]
+fn lanes_that_cannot_be_had_are_not_tried_without_end() {
+    alone("stops::refused_lanes");
+}
+
+#[test]
+#[ignore = "run by `lanes_that_cannot_be_had_are_not_tried_without_end`, in a process of its own"]
+fn refused_lanes() {
+    let fake = Fake::new(|mut link| link.hang());
+    let e = engine(lanes(4, 1));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(32 << 20).unwrap();
+    let first = start(&segment, Op::Write, &buffer(&[1]), BASE);
+    eventually("a lane", || e.stats().lanes_opened == 1);
+    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    fake.publish(|d| d.tcp_data_port = dead);
+    segment.buffers().unwrap();
+    let before = ticks();
+    let batch = start_within(&segment, Op::Write, &local, BASE, ms(500));
+    assert_eq!(batch.wait().unwrap_err().code(), 13);
+    let spent = ticks() - before;
+    assert!(spent < 20, "the process was busy for {spent} of 50 hundredths");
+    first.cancel();
+}
+
+/// Processor time of this process so far, in hundredths of a second.
+fn ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split(' ').collect();
+    fields[12].parse::<u64>().unwrap() + fields[13].parse::<u64>().unwrap()
+}
+
+#[test]
+fn a_deadline_is_kept_by_notifications_that_wait_for_each_other() {
+    let fake = Fake::new(|mut link| link.serve());
+    fake.on_notify(OnNotify::Silence);
+    let e = engine(lanes(1, 1));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(100).unwrap();
+    let with_note = |timeout| {
+        let notification = Some(Notification { name: "n".into(), message: "m".into() });
+        let options = SubmitOptions { notification, ..within(timeout) };
+        let request = local.request(Op::Write, 0, BASE, 100).unwrap();
+        segment.submit_owned(&[request], options).unwrap()
+    };
+    let stuck = with_note(ms(5000));
+    let (error, took) = timed(|| with_note(ms(300)).wait().unwrap_err());
+    assert_eq!(error.code(), 18, "{error}");
+    assert!(took >= ms(300) && took < ms(800), "{took:?}");
+    let other = with_note(ms(5000));
+    eventually("its bytes are there", || fake.seen().len() == 3);
+    let ((), took) = timed(|| other.cancel());
+    assert!(took < PROMPT, "{took:?}");
+    let ((), took) = timed(|| stuck.cancel());
+    assert!(took < PROMPT, "{took:?}");
+    assert_eq!(stuck.wait().unwrap_err().code(), 18);
+    // They hold nothing up that comes later.
+    fake.on_notify(OnNotify::Answer);
+    with_note(ms(3000)).wait().unwrap();
+}
+
+#[test]
+fn a_lane_that_was_idle_is_replaced_before_it_is_used() {
+    let mut config = lanes(1, 1);
+    config.lane_idle_probe = ms(20);
+    let fake = Fake::new(|mut link| {
+        let header = link.header().unwrap();
+        link.answer(&header);
+        // Silent from now on, as behind a firewall that has forgotten the connection.
+        link.hang();
+    });
+    let e = engine(config);
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(100).unwrap();
+    for i in 1..=3 {
+        start(&segment, Op::Write, &local, BASE).wait().unwrap();
+        assert_eq!(fake.connections(), i);
+        let idle = std::time::Instant::now();
+        eventually("the lane has been idle", || idle.elapsed() > ms(25));
+    }
+    assert_eq!(e.stats().retries, 0);
+}
+
+#[test]
+fn a_stuck_connection_on_one_thread_leaves_the_lanes_of_the_others_in_use() {
+    let fake = Fake::new(|mut link| {
+        // The first lane is good until it gets the long WRITE.
+        while let Some(header) = link.header() {
+            if header.addr == BASE && link.number == 0 {
+                return link.hang();
+            }
+            if !link.answer(&header) {
+                return;
+            }
+        }
+    });
+    let mut config = lanes(2, 2);
+    config.lane_idle_probe = Duration::from_secs(60);
+    let e = engine(config);
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(32 << 20).unwrap();
+    // Both lanes are there, each on its thread.
+    eventually("two lanes", || {
+        start(&segment, Op::Write, &local, BASE + (1 << 30)).wait().unwrap();
+        e.stats().lanes_opened == 2
+    });
+    let _stuck = (0..8)
+        .map(|_| {
+            let long = HostBuffer::zeroed(1 << 20).unwrap();
+            start(&segment, Op::Write, &long, BASE)
+        })
+        .collect::<Vec<_>>();
+    let small = HostBuffer::zeroed(100).unwrap();
+    for i in 0..50 {
+        let batch = start_within(&segment, Op::Write, &small, BASE + (2 << 30) + i, ms(1500));
+        batch.wait().unwrap_or_else(|e| panic!("request {i}: {e}"));
+    }
+    drop(TcpStream::connect(fake.name()));
+}
