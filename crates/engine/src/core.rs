@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tensorferry_wire::{
@@ -16,6 +16,7 @@ use crate::io::{Command, Mailbox, Pool};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
+use crate::sync::locked;
 
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -78,9 +79,13 @@ pub(crate) struct Addresses {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, addresses: Addresses, mailboxes: Vec<Arc<Mailbox>>) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        addresses: Addresses,
+        mailboxes: Vec<Arc<Mailbox>>,
+    ) -> Result<Self> {
         let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
-        Self {
+        Ok(Self {
             config,
             name: addresses.name.into(),
             data_host: addresses.data_host,
@@ -89,7 +94,7 @@ impl Core {
             copy_mode,
             registry: Registry::new(),
             metrics: Metrics::default(),
-            pool: Pool::new(),
+            pool: Pool::start()?,
             mailboxes,
             spinners: AtomicUsize::new(0),
             incarnation: random(),
@@ -98,7 +103,7 @@ impl Core {
             inbox: Mutex::default(),
             descriptor: Mutex::default(),
             queued: Queued::default(),
-        }
+        })
     }
 
     /// Whether the engine can be used, in this process.
@@ -272,10 +277,6 @@ impl Queued {
             self.freed.notify_all();
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sixty-four bits that differ from engine to engine.

@@ -77,7 +77,7 @@ impl Engine {
         let threads = config.io_threads.max(1);
         let (polls, mailboxes): (Vec<_>, Vec<_>) =
             (0..threads).map(|_| prepare()).collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        let core = Arc::new(Core::new(config, addresses, mailboxes));
+        let core = Arc::new(Core::new(config, addresses, mailboxes)?);
         let engine = Self {
             inner: Arc::new(Inner {
                 local: Local::new(Arc::clone(&core)),

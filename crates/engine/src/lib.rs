@@ -37,6 +37,7 @@ mod memory;
 mod metrics;
 mod peer;
 mod registry;
+mod sync;
 mod tcp;
 mod transfer;
 

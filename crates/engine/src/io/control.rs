@@ -10,6 +10,9 @@ use crate::core::Core;
 use crate::io::thread::{Conn, Fate, Reactor};
 use crate::memory::Span;
 
+/// How many steps a connection has before others get their turn.
+const STEPS: usize = 64;
+
 pub(crate) struct ControlConn {
     phase: Phase,
 }
@@ -38,8 +41,8 @@ impl Reactor {
         if conn.is_due(self.now) {
             return Fate::Close;
         }
-        match self.control_step(conn) {
-            Ok(()) => Fate::Wait,
+        match self.control_steps(conn) {
+            Ok(()) => Fate::Again,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Fate::Wait,
             Err(e) => {
                 tracing::debug!("a control connection ends: {e}");
@@ -48,9 +51,10 @@ impl Reactor {
         }
     }
 
-    fn control_step(&mut self, conn: &mut Conn) -> io::Result<()> {
+    /// So many steps, or as many as the socket has bytes for (`WouldBlock`).
+    fn control_steps(&mut self, conn: &mut Conn) -> io::Result<()> {
         let socket = conn.socket.clone();
-        loop {
+        for _ in 0..STEPS {
             match &mut conn.control().phase {
                 Phase::Asking(reader) => {
                     let n = more(socket.receive_bytes(&mut self.scratch.receive)?)?;
@@ -73,6 +77,7 @@ impl Reactor {
                 }
             }
         }
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::io::Socket;
 use crate::io::thread::{Conn, Fate, Reactor, Scratch};
 use crate::memory::Span;
 use crate::peer::{Peer, Route};
+use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
 
@@ -94,7 +95,7 @@ impl Reactor {
         if let Some(tokens) = self.lanes.get_mut(&peer.number) {
             tokens.retain(|t| *t != token);
         }
-        let mut half = half.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut half = locked(&half);
         let ending = match &end {
             End::Refused => Ending::Refusal,
             End::Violation(e) => Ending::Violation(e),
@@ -294,9 +295,8 @@ fn receive(conn: &mut Conn, scratch: &mut Scratch) -> Step {
             Ok(n) => {
                 step = Step::Progress;
                 max_spans = MAX_CALL_SPANS;
-                let Ok(half) = lane.half.try_lock() else { return step };
-                let fault = lane.lane.received(n, &half).err();
-                drop(half);
+                // Not `try_lock`: what has arrived must be accounted for.
+                let fault = lane.lane.received(n, &locked(&lane.half)).err();
                 if let Some(fault) = fault {
                     lane.end = match fault {
                         LaneFault::Refused => End::Refused,
@@ -342,10 +342,7 @@ fn ended(conn: &mut Conn) -> Step {
     let settled = conn.socket.take_error().is_none()
         && conn.socket.unacknowledged().is_ok_and(|bytes| bytes <= 1);
     let lane = conn.lane();
-    let complete = match lane.half.try_lock() {
-        Ok(half) => lane.lane.ended(&half, settled),
-        Err(_) => false,
-    };
+    let complete = lane.lane.ended(&locked(&lane.half), settled);
     lane.end = match lane.broken.take() {
         _ if complete => End::Unneeded,
         Some(why) => End::Lost(why),
@@ -393,7 +390,7 @@ impl LaneConn {
 
     /// Lets go of what is to stop; returns the next deadline of what is left.
     pub(super) fn sweep(&mut self, now: Instant, requeue: &mut Vec<Slice>) -> Option<Instant> {
-        let mut half = self.half.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut half = locked(&self.half);
         self.lane.sweep(&mut half, now, requeue)
     }
 

@@ -1,13 +1,17 @@
 //! A few threads for what can block: name lookup and exchanges with control ports.
 
 use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error::{Error, Result};
+use crate::sync::locked;
+
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Made empty; threads come with work and leave after [`IDLE`].
+/// One thread is always there; more come with work and leave after [`IDLE`].
 pub(crate) struct Pool {
     inner: Arc<Inner>,
 }
@@ -27,26 +31,33 @@ struct State {
 
 const MAX_THREADS: usize = 8;
 const IDLE: Duration = Duration::from_secs(10);
+/// The last thread has nothing to look up for.
+const UNTIL_CALLED: Duration = Duration::from_secs(3600);
 
 impl Pool {
-    pub(crate) fn new() -> Self {
-        Self { inner: Arc::new(Inner { state: Mutex::default(), changed: Condvar::new() }) }
+    pub(crate) fn start() -> Result<Self> {
+        let pool =
+            Self { inner: Arc::new(Inner { state: Mutex::default(), changed: Condvar::new() }) };
+        pool.spawn(&mut pool.inner.lock()).map_err(|e| Error::io("starting a pool thread", e))?;
+        Ok(pool)
     }
 
-    /// Has `job` run soon. False if the pool is closed or no thread can be had: then it never runs.
+    fn spawn(&self, state: &mut State) -> io::Result<()> {
+        let inner = Arc::clone(&self.inner);
+        std::thread::Builder::new().name("ferry-pool".into()).spawn(move || inner.work())?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    /// Has `job` run soon. False if the pool is closed: then it never runs.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.inner.lock();
         if state.closed {
             return false;
         }
         if state.idle <= state.jobs.len() && state.threads < MAX_THREADS {
-            let inner = Arc::clone(&self.inner);
-            let thread = std::thread::Builder::new().name("ferry-pool".into());
-            match thread.spawn(move || inner.work()) {
-                Ok(_) => state.threads += 1,
-                Err(_) if state.threads > 0 => {}
-                Err(_) => return false,
-            }
+            // Without another thread the job waits for those that are there.
+            let _ = self.spawn(&mut state);
         }
         state.jobs.push_back(Box::new(job));
         drop(state);
@@ -74,7 +85,7 @@ impl Pool {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn work(&self) {
@@ -94,8 +105,12 @@ impl Inner {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
             }
-            let left = until.checked_duration_since(Instant::now());
-            let left = left.filter(|_| !state.closed)?;
+            let spare = state.threads > 1;
+            let left = until.saturating_duration_since(Instant::now());
+            if state.closed || (spare && left.is_zero()) {
+                return None;
+            }
+            let left = if spare { left } else { UNTIL_CALLED };
             state.idle += 1;
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -111,7 +126,7 @@ mod tests {
 
     #[test]
     fn jobs_run_at_the_same_time_up_to_the_bound_and_all_run() {
-        let pool = Pool::new();
+        let pool = Pool::start().unwrap();
         let (sender, receiver) = mpsc::channel();
         let gate = Arc::new(std::sync::Barrier::new(MAX_THREADS));
         for i in 0..MAX_THREADS * 3 {
@@ -131,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_panicking_job_does_not_take_the_pool_down() {
-        let pool = Pool::new();
+        let pool = Pool::start().unwrap();
         let (sender, receiver) = mpsc::channel();
         pool.run(|| panic!("on purpose"));
         pool.run(move || sender.send(1).unwrap());

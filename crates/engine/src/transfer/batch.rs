@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_wire::{Notification, Op};
@@ -11,6 +11,7 @@ use crate::error::{Error, Result, Subject};
 use crate::memory::HostBuffer;
 use crate::metrics::Metrics;
 use crate::registry::Pin;
+use crate::sync::locked;
 use crate::transfer::cause::{Cause, Stop};
 
 /// One copy between local memory and a peer's segment.
@@ -515,12 +516,6 @@ impl Drop for Slice {
             self.batch.settle(self.entry, 1, Err(why));
         }
     }
-}
-
-/// A lock that a panic elsewhere does not poison: what it guards is whole between any two
-/// statements of ours.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const fn code(state: BatchState) -> u32 {

@@ -1,37 +1,30 @@
 //! One remote segment: what is known of it, what waits for it, and which lanes go there.
 
+mod notify;
+mod queue;
+mod route;
+
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_metadata::SegmentName;
-use tensorferry_wire::{SegmentDescriptor, Version};
+use tensorferry_wire::Version;
 
 use crate::control;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Command;
+use crate::peer::notify::Notifications;
+use crate::peer::queue::{Queue, Work};
 use crate::registry::BufferInfo;
+use crate::sync::locked;
 use crate::tcp::Room;
 use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
-/// What a descriptor said, ready for use.
-pub(crate) struct Route {
-    pub(crate) version: Version,
-    /// Where the data port may be; never empty.
-    pub(crate) addrs: Vec<SocketAddr>,
-    /// As published.
-    buffers: Vec<BufferInfo>,
-    /// By address.
-    sorted: Vec<BufferInfo>,
-    /// The peer has more buffers than it could list.
-    truncated: bool,
-    /// When the asking began: what was registered before is in it.
-    asked: Instant,
-}
+pub(crate) use route::Route;
 
 pub(crate) struct Peer {
     name: Arc<str>,
@@ -61,16 +54,8 @@ struct State {
     askers: usize,
     /// The peer has refused what the route lists.
     doubted: bool,
-    /// How many times asking has ended.
-    fetches: u64,
     fetch_error: Option<(Instant, Error)>,
-    /// Outside of what the route says; a newer one decides, and is being asked for.
-    parked: Vec<Slice>,
-    /// To be sent again, before anything else.
-    requeued: VecDeque<Slice>,
-    queue: VecDeque<Cursor>,
-    /// The earliest deadline that the home thread has not been told of.
-    new_deadline: Option<Instant>,
+    queue: Queue,
     /// Lanes open or connecting.
     lanes: usize,
     connecting: usize,
@@ -78,22 +63,6 @@ struct State {
     redialled: bool,
     /// No further lane is tried before, as long as one is open.
     rest_until: Option<Instant>,
-}
-
-/// How far a batch has been cut into slices.
-struct Cursor {
-    batch: Arc<BatchInner>,
-    entry: u32,
-    offset: u64,
-    /// The slice length that the current entry was cut by.
-    slice_len: u64,
-}
-
-/// Batches whose bytes are applied and whose notifications are to be sent, in order.
-#[derive(Default)]
-struct Notifications {
-    waiting: VecDeque<Arc<BatchInner>>,
-    sending: bool,
 }
 
 /// What a look at the queue brought.
@@ -107,43 +76,6 @@ pub(crate) struct Pulled {
 const SHARED_TRIES: u8 = 4;
 /// How long no further lane is tried after one could not be had while others were open.
 const DIAL_REST: Duration = Duration::from_secs(1);
-/// How much of a request moves on one lane at a time.
-const SLICE: u64 = 1 << 20;
-
-impl Route {
-    pub(crate) fn new(
-        descriptor: &SegmentDescriptor,
-        addrs: Vec<SocketAddr>,
-        newest: Version,
-        asked: Instant,
-    ) -> Self {
-        let spoken = if descriptor.tcp_proto_version >= 2 { Version::V2 } else { Version::V1 };
-        let buffers: Vec<BufferInfo> =
-            descriptor.buffers.iter().map(|b| BufferInfo { addr: b.addr, len: b.len }).collect();
-        let mut sorted = buffers.clone();
-        sorted.sort_unstable_by_key(|b| b.addr);
-        let truncated = descriptor.tensorferry.as_ref().is_some_and(|f| f.buffers_truncated);
-        Self { version: spoken.min(newest), addrs, buffers, sorted, truncated, asked }
-    }
-
-    /// Whether one published buffer contains the range. `hint` remembers which.
-    fn covers(&self, addr: u64, len: u64, hint: &mut usize) -> bool {
-        let inside =
-            |b: &BufferInfo| addr >= b.addr && len <= b.len && addr - b.addr <= b.len - len;
-        if self.sorted.get(*hint).is_some_and(inside) {
-            return true;
-        }
-        let after = self.sorted.partition_point(|b| b.addr <= addr);
-        *hint = after.wrapping_sub(1);
-        self.sorted.get(*hint).is_some_and(inside)
-    }
-
-    fn slice_len(&self) -> u64 {
-        // A v1 slice costs a connection.
-        if self.version == Version::V1 { u64::MAX } else { SLICE }
-    }
-}
-
 impl Peer {
     pub(crate) fn new(core: Arc<Core>, address: SegmentName, number: usize) -> Arc<Self> {
         let home = number % core.mailboxes.len();
@@ -173,8 +105,7 @@ impl Peer {
     /// Takes a batch on. Never blocks on the network.
     pub(crate) fn submit(self: &Arc<Self>, batch: Arc<BatchInner>) {
         let mut state = self.lock();
-        state.note(batch.deadline);
-        state.queue.push_back(Cursor { batch, entry: 0, offset: 0, slice_len: SLICE });
+        state.queue.push(batch);
         if state.route.is_none() {
             self.ask(&mut state);
         }
@@ -212,9 +143,7 @@ impl Peer {
             if let Some(route) = state.route.as_ref().filter(|r| !anew || r.asked >= begin) {
                 return Ok(Arc::clone(route));
             }
-            if let Some((asked, error)) = state.fetch_error.as_ref().filter(|(at, _)| *at >= begin)
-            {
-                tracing::debug!("asked {:?} ago", asked.elapsed());
+            if let Some((_, error)) = state.fetch_error.as_ref().filter(|(at, _)| *at >= begin) {
                 return Err(error.clone());
             }
             self.ask(&mut state);
@@ -240,13 +169,8 @@ impl Peer {
         let peer = Arc::clone(self);
         if !self.core.pool.run(move || peer.fetch()) {
             state.fetching = false;
-            state.unpark();
-            let why = if self.core.is_closed() {
-                Error::Closed
-            } else {
-                Error::io("starting a thread", std::io::Error::last_os_error())
-            };
-            state.fetch_error = Some((Instant::now(), why));
+            state.queue.unpark();
+            state.fetch_error = Some((Instant::now(), Error::Closed));
         }
     }
 
@@ -262,15 +186,14 @@ impl Peer {
         state.fetching = false;
         if given_up.get() && fetched.is_err() {
             // Nobody wanted to know, so nobody is told; somebody may have come since.
-            state.unpark();
+            state.queue.unpark();
             if state.is_curious() {
                 self.ask(&mut state);
             }
             return;
         }
         state.doubted = false;
-        state.fetches += 1;
-        state.unpark();
+        state.queue.unpark();
         let mut orphans = Work::default();
         match fetched {
             Ok(route) => {
@@ -282,7 +205,7 @@ impl Peer {
             }
             Err(error) => {
                 if state.route.is_none() {
-                    orphans = state.take_work();
+                    orphans = state.queue.take_all();
                 }
                 state.redialled = false;
                 state.fetch_error = Some((began, error.clone()));
@@ -304,7 +227,7 @@ impl Peer {
         let Some(route) = state.route.clone() else { return Pulled::default() };
         let (mut bytes, mut hint) = (0, 0);
         while out.len() < room.requests && bytes < room.bytes {
-            let Some(slice) = state.next(&route) else { break };
+            let Some(slice) = state.queue.next(route.slice_len()) else { break };
             match admit(&state, &route, &slice, now, &mut hint) {
                 Admission::Go => {
                     bytes += slice.len;
@@ -316,13 +239,13 @@ impl Peer {
                     return Pulled { alone: true };
                 }
                 Admission::Alone => {
-                    state.requeued.push_front(slice);
+                    state.queue.push_front(slice);
                     break;
                 }
-                Admission::Wait => state.parked.push(slice),
+                Admission::Wait => state.queue.park(slice),
             }
         }
-        if !state.parked.is_empty() {
+        if state.queue.has_parked() {
             // The buffers may have been registered after the peer was asked: ask once more.
             self.ask(&mut state);
         }
@@ -344,8 +267,7 @@ impl Peer {
                 continue;
             }
             self.core.metrics.retries.add(1);
-            state.note(slice.batch.deadline);
-            state.requeued.push_front(slice);
+            state.queue.push_front(slice);
         }
         drop(state);
         for (slice, stop) in stopped {
@@ -363,14 +285,14 @@ impl Peer {
 
     /// The earliest deadline of what has joined the queue since the last call.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.lock().new_deadline.take()
+        self.lock().queue.take_deadline()
     }
 
     /// Whether something waits that an open lane could take.
     pub(crate) fn wants_hands(&self) -> bool {
         let state = self.lock();
         let open = state.lanes > state.connecting;
-        open && state.route.is_some() && !state.is_empty()
+        open && state.route.is_some() && !state.queue.is_empty()
     }
 
     /// True if IO thread `index` has not been told of the queue since it last looked.
@@ -385,7 +307,7 @@ impl Peer {
 
     /// Whether something waits in the queue.
     pub(crate) fn has_work(&self) -> bool {
-        !self.lock().is_empty()
+        !self.lock().queue.is_empty()
     }
 
     pub(crate) fn route(&self) -> Option<Arc<Route>> {
@@ -395,7 +317,7 @@ impl Peer {
     /// Counts a new lane and says where it goes, and how many there were before, if one is needed.
     pub(crate) fn wants_lane(&self) -> Option<(Arc<Route>, usize)> {
         let mut state = self.lock();
-        if state.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
+        if state.queue.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
             return None;
         }
         if state.lanes > 0 && state.rest_until.is_some_and(|at| Instant::now() < at) {
@@ -404,7 +326,7 @@ impl Peer {
         let route = state.route.clone()?;
         // One at a time, but that every v1 request needs its own.
         let enough = match route.version {
-            Version::V1 => state.requeued.len() + state.queue.len(),
+            Version::V1 => state.queue.at_least(),
             Version::V2 => 1,
         };
         if state.connecting >= enough {
@@ -456,13 +378,13 @@ impl Peer {
         }
         let mut orphans = Work::default();
         if state.redialled {
-            orphans = state.take_work();
+            orphans = state.queue.take_all();
             state.redialled = false;
         } else {
             state.redialled = true;
         }
         state.route = None;
-        if !state.is_empty() {
+        if !state.queue.is_empty() {
             self.ask(&mut state);
         }
         drop(state);
@@ -475,73 +397,29 @@ impl Peer {
     pub(crate) fn sweep(&self, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
         let stage = state.stage();
-        let stopped = state.take_stopped(now);
-        let next = state.deadlines().min();
+        let stopped = state.queue.take_stopped(now);
+        let next = state.queue.batches().map(|b| b.deadline).min();
         drop(state);
         stopped.fail_stopped(now, stage);
         let next_notification = self.sweep_notifications(now);
         next.into_iter().chain(next_notification).min()
     }
 
-    /// Ends what is to stop and still waits for earlier notifications to be delivered.
-    fn sweep_notifications(&self, now: Instant) -> Option<Instant> {
-        let mut notifications = locked(&self.notifications);
-        let all = std::mem::take(&mut notifications.waiting);
-        let (stopped, waiting): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|b| b.stop_at(now).is_some());
-        let next = waiting.iter().map(|b| b.deadline).min();
-        notifications.waiting = waiting.into();
-        drop(notifications);
-        for batch in stopped {
-            let why = match batch.stop_at(now) {
-                Some(Stop::TimedOut) => "its deadline passed while earlier ones were delivered",
-                _ => "it was cancelled while earlier ones were delivered",
-            };
-            batch.finish(Some(Error::NotifyFailed {
-                peer: Arc::clone(&self.name),
-                why: why.into(),
-            }));
-        }
-        next
-    }
-
     /// Has every waiting batch stop.
     pub(crate) fn stop_all(&self, stop: Stop) {
-        let work = self.lock().take_work();
+        let work = self.lock().queue.take_all();
         work.fail(&Cause::Stopped { stop, stage: QUEUED, sent: false });
         self.asked.notify_all();
         self.drop_notifications();
     }
 
-    fn drop_notifications(&self) {
-        let dropped = std::mem::take(&mut *locked(&self.notifications)).waiting;
-        for batch in dropped {
-            batch.finish(Some(Error::Closed));
-        }
-    }
-
     /// Has the waiting batches stop whose local ranges pin the buffer at `addr`.
     pub(crate) fn revoke(&self, addr: u64) {
         let state = self.lock();
-        let queued = state.queue.iter().map(|c| &c.batch);
-        let slices = state.parked.iter().chain(&state.requeued);
-        for batch in queued.chain(slices.map(|s| &s.batch)) {
+        for batch in state.queue.batches() {
             if batch.pins_buffer(addr) {
                 batch.request_stop(Stop::Unregistered);
             }
-        }
-    }
-
-    fn send_notifications(self: &Arc<Self>) {
-        loop {
-            let next = {
-                let mut notifications = locked(&self.notifications);
-                let next = notifications.waiting.pop_front();
-                notifications.sending = next.is_some();
-                next
-            };
-            let Some(batch) = next else { return };
-            control::deliver(&self.core, &self.name, &self.address, &batch);
         }
     }
 
@@ -556,19 +434,7 @@ impl Owner for Peer {
     }
 
     fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>) {
-        let mut notifications = locked(&self.notifications);
-        notifications.waiting.push_back(Arc::clone(batch));
-        let behind = std::mem::replace(&mut notifications.sending, true);
-        drop(notifications);
-        if behind {
-            // The home thread sees to it that a deadline is kept while others are delivered.
-            self.lock().note(batch.deadline);
-            return self.kick();
-        }
-        let peer = Arc::clone(&self);
-        if !self.core.pool.run(move || peer.send_notifications()) {
-            self.drop_notifications();
-        }
+        self.send_behind(batch);
     }
 
     fn spinners(&self) -> &AtomicUsize {
@@ -623,24 +489,9 @@ fn admit(state: &State, route: &Route, slice: &Slice, now: Instant, hint: &mut u
 const QUEUED: &str = "it waited in the queue for a lane";
 
 impl State {
-    fn note(&mut self, deadline: Instant) {
-        self.new_deadline = Some(self.new_deadline.map_or(deadline, |d| d.min(deadline)));
-    }
-
-    fn is_empty(&self) -> bool {
-        self.requeued.is_empty() && self.queue.is_empty()
-    }
-
     /// Whether anybody still wants an answer from the control port.
     fn is_curious(&self) -> bool {
-        self.askers > 0 || self.doubted || !self.parked.is_empty() || !self.is_empty()
-    }
-
-    /// What waited for a newer route is looked at again, before anything else.
-    fn unpark(&mut self) {
-        for slice in self.parked.drain(..).rev() {
-            self.requeued.push_front(slice);
-        }
+        self.askers > 0 || self.doubted || self.queue.has_parked() || !self.queue.is_empty()
     }
 
     /// What a waiting request is waiting for.
@@ -651,203 +502,6 @@ impl State {
             "no connection to its data port had been made"
         } else {
             QUEUED
-        }
-    }
-
-    /// The next slice in line.
-    fn next(&mut self, route: &Route) -> Option<Slice> {
-        if let Some(slice) = self.requeued.pop_front() {
-            return Some(slice);
-        }
-        while let Some(cursor) = self.queue.front_mut() {
-            match cursor.next(route.slice_len()) {
-                Some(slice) => return Some(slice),
-                None => drop(self.queue.pop_front()),
-            }
-        }
-        None
-    }
-
-    fn take_work(&mut self) -> Work {
-        let slices = self.parked.drain(..).chain(self.requeued.drain(..)).collect();
-        Work { slices, cursors: self.queue.drain(..).collect() }
-    }
-
-    fn take_stopped(&mut self, now: Instant) -> Work {
-        let stopped = |batch: &Arc<BatchInner>| batch.stop_at(now).is_some();
-        let parked = std::mem::take(&mut self.parked);
-        let (mut slices, parked): (Vec<Slice>, _) =
-            parked.into_iter().partition(|s| stopped(&s.batch));
-        let all = self.take_work();
-        self.parked = parked;
-        let (others, left): (Vec<Slice>, _) =
-            all.slices.into_iter().partition(|s| stopped(&s.batch));
-        slices.extend(others);
-        let (cursors, queue) = all.cursors.into_iter().partition(|c| stopped(&c.batch));
-        let left: Vec<Slice> = left;
-        let queue: Vec<Cursor> = queue;
-        (self.requeued, self.queue) = (left.into(), queue.into());
-        Work { slices, cursors }
-    }
-
-    fn deadlines(&self) -> impl Iterator<Item = Instant> {
-        let queued = self.queue.iter().map(|c| c.batch.deadline);
-        let slices = self.parked.iter().chain(&self.requeued);
-        queued.chain(slices.map(|s| s.batch.deadline))
-    }
-}
-
-impl Cursor {
-    /// Cuts the next slice off; `None` at the end of the batch.
-    fn next(&mut self, slice_len: u64) -> Option<Slice> {
-        while (self.entry as usize) < self.batch.len() {
-            let request = self.batch.request(self.entry);
-            if self.offset == 0 {
-                self.slice_len = slice_len;
-                let slices = request.len.div_ceil(slice_len);
-                if slices > 1 {
-                    self.batch.cut(self.entry, slices as u32);
-                }
-            }
-            let len = self.slice_len.min(request.len - self.offset);
-            let (entry, offset) = (self.entry, self.offset);
-            if offset + len == request.len {
-                (self.entry, self.offset) = (entry + 1, 0);
-            } else {
-                self.offset += len;
-            }
-            if len > 0 {
-                return Some(Slice::new(&self.batch, entry, offset, len));
-            }
-        }
-        None
-    }
-
-    /// Fails all that was not cut off.
-    fn fail(mut self, cause: &Cause) {
-        if self.offset > 0 {
-            let left = self.batch.request(self.entry).len - self.offset;
-            let slices = left.div_ceil(self.slice_len) as u32;
-            self.batch.settle(self.entry, slices, Err(cause.clone()));
-            self.entry += 1;
-        }
-        for entry in self.entry..self.batch.len() as u32 {
-            if self.batch.request(entry).len > 0 {
-                self.batch.settle(entry, 1, Err(cause.clone()));
-            }
-        }
-    }
-}
-
-/// Requests that were taken out of the queue to be failed, without a lock held.
-#[derive(Default)]
-struct Work {
-    slices: Vec<Slice>,
-    cursors: Vec<Cursor>,
-}
-
-impl Work {
-    fn fail(self, cause: &Cause) {
-        for slice in self.slices {
-            slice.settle(Err(cause.clone()));
-        }
-        for cursor in self.cursors {
-            cursor.fail(cause);
-        }
-    }
-
-    fn fail_stopped(self, now: Instant, stage: &'static str) {
-        let cause = |batch: &BatchInner| {
-            let stop = batch.stop_at(now).unwrap_or(Stop::Cancelled);
-            Cause::Stopped { stop, stage, sent: false }
-        };
-        for slice in self.slices {
-            let cause = cause(&slice.batch);
-            slice.settle(Err(cause));
-        }
-        for cursor in self.cursors {
-            let cause = cause(&cursor.batch);
-            cursor.fail(&cause);
-        }
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::transfer::{BatchState, Request, batch_of};
-    use proptest::prelude::*;
-    use tensorferry_wire::{BufferDescriptor, Op};
-
-    fn route(ranges: &[(u64, u64)]) -> Route {
-        let buffers = ranges.iter().map(|&(addr, len)| BufferDescriptor { addr, len }).collect();
-        let descriptor = SegmentDescriptor { buffers, ..SegmentDescriptor::default() };
-        Route::new(&descriptor, Vec::new(), Version::V2, Instant::now())
-    }
-
-    #[test]
-    fn only_a_range_inside_one_buffer_is_covered() {
-        let r = route(&[(300, 50), (100, 50), (150, 50), (u64::MAX - 10, 10)]);
-        for start in [0, 1, 2, 3, 4, usize::MAX] {
-            let covers = |addr, len| r.covers(addr, len, &mut start.clone());
-            for (addr, len) in [(100, 50), (149, 1), (150, 50), (349, 1), (u64::MAX - 10, 10)] {
-                assert!(covers(addr, len), "{addr} {len}");
-            }
-            for (addr, len) in [
-                (99, 2),
-                (149, 2),
-                (100, 51),
-                (200, 1),
-                (350, 1),
-                (0, 1),
-                (120, u64::MAX),
-                (u64::MAX, 1),
-            ] {
-                assert!(!covers(addr, len), "{addr} {len}");
-            }
-        }
-    }
-
-    proptest! {
-        /// However a batch is cut, and wherever it is given up: each byte is in one slice or is failed, and the
-        /// batch is final after the last of them.
-        #[test]
-        fn a_batch_is_cut_without_gaps_and_can_be_given_up_anywhere(
-            lens in prop::collection::vec(prop_oneof![Just(0_u64), 1..100_u64, 1..5 * SLICE], 0..20),
-            taken in 0..60_usize,
-            slice_lens in prop::collection::vec(prop_oneof![Just(SLICE), Just(u64::MAX), Just(1000_u64 << 6)], 1..5),
-        ) {
-            let request = |&len: &u64| Request { op: Op::Write, local: 1 << 20, remote: 1 << 40, len };
-            let batch = batch_of(lens.iter().map(request).collect());
-            let inner = Arc::clone(&batch.inner);
-            let mut cursor = Cursor { batch: inner, entry: 0, offset: 0, slice_len: SLICE };
-            let mut ends = vec![0; lens.len()];
-            let mut slices = Vec::new();
-            for slice_len in slice_lens.iter().cycle().take(taken) {
-                let Some(slice) = cursor.next(*slice_len) else { break };
-                let end = &mut ends[slice.entry as usize];
-                prop_assert!(slice.len > 0 && slice.offset == *end);
-                *end += slice.len;
-                slices.push(slice);
-            }
-            let whole: Vec<bool> = ends.iter().zip(&lens).map(|(end, len)| end == len).collect();
-            if lens.iter().all(|len| *len == 0) {
-                prop_assert!(slices.is_empty() && batch.inner.is_settled());
-                return Ok(());
-            }
-            cursor.fail(&Cause::Refused);
-            prop_assert!(slices.is_empty() || batch.poll() == BatchState::Running);
-            for slice in slices {
-                slice.settle(Ok(()));
-            }
-            prop_assert!(batch.poll() != BatchState::Running);
-            for (i, whole) in whole.iter().enumerate() {
-                prop_assert_eq!(batch.entry(i).unwrap().is_ok(), *whole, "entry {}", i);
-            }
         }
     }
 }

@@ -1,0 +1,251 @@
+//! What waits for a peer: batches that are being cut into slices, and slices that came back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::transfer::{BatchInner, Cause, Slice, Stop};
+
+/// In the order in which it will be sent.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Outside of what the route says; a newer one decides, and is being asked for.
+    parked: VecDeque<Slice>,
+    /// To be sent again, before anything else.
+    requeued: VecDeque<Slice>,
+    cursors: VecDeque<Cursor>,
+    /// The earliest deadline of what has come since it was last asked for.
+    new_deadline: Option<Instant>,
+}
+
+/// How far a batch has been cut into slices.
+struct Cursor {
+    batch: Arc<BatchInner>,
+    entry: u32,
+    offset: u64,
+    /// The slice length that the current entry was cut by.
+    slice_len: u64,
+}
+
+/// What was taken out of the queue to be failed, without a lock held.
+#[derive(Default)]
+pub(super) struct Work {
+    slices: Vec<Slice>,
+    cursors: Vec<Cursor>,
+}
+
+impl Queue {
+    pub(super) fn push(&mut self, batch: Arc<BatchInner>) {
+        self.note(batch.deadline);
+        self.cursors.push_back(Cursor { batch, entry: 0, offset: 0, slice_len: 0 });
+    }
+
+    /// The slice is the next to be sent.
+    pub(super) fn push_front(&mut self, slice: Slice) {
+        self.note(slice.batch.deadline);
+        self.requeued.push_front(slice);
+    }
+
+    /// Sets a slice aside until a newer route decides about it.
+    pub(super) fn park(&mut self, slice: Slice) {
+        self.parked.push_back(slice);
+    }
+
+    /// What waited for a newer route is looked at again, before anything else.
+    pub(super) fn unpark(&mut self) {
+        for slice in self.parked.drain(..).rev() {
+            self.requeued.push_front(slice);
+        }
+    }
+
+    pub(super) fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Whether nothing waits for a lane.
+    pub(super) fn is_empty(&self) -> bool {
+        self.requeued.is_empty() && self.cursors.is_empty()
+    }
+
+    /// At least so many slices wait for a lane, as far as that is known without cutting.
+    pub(super) fn at_least(&self) -> usize {
+        self.requeued.len() + self.cursors.len()
+    }
+
+    pub(super) fn note(&mut self, deadline: Instant) {
+        self.new_deadline = Some(self.new_deadline.map_or(deadline, |d| d.min(deadline)));
+    }
+
+    /// The earliest deadline of what has come since the last call.
+    pub(super) fn take_deadline(&mut self) -> Option<Instant> {
+        self.new_deadline.take()
+    }
+
+    /// The next slice in line, of at most `slice_len` bytes.
+    pub(super) fn next(&mut self, slice_len: u64) -> Option<Slice> {
+        if let Some(slice) = self.requeued.pop_front() {
+            return Some(slice);
+        }
+        while let Some(cursor) = self.cursors.front_mut() {
+            match cursor.next(slice_len) {
+                Some(slice) => return Some(slice),
+                None => drop(self.cursors.pop_front()),
+            }
+        }
+        None
+    }
+
+    pub(super) fn take_all(&mut self) -> Work {
+        let slices = self.parked.drain(..).chain(self.requeued.drain(..)).collect();
+        Work { slices, cursors: self.cursors.drain(..).collect() }
+    }
+
+    /// Takes what is to stop.
+    pub(super) fn take_stopped(&mut self, now: Instant) -> Work {
+        let go_on = |batch: &Arc<BatchInner>| batch.stop_at(now).is_none();
+        let mut slices = Vec::new();
+        for waiting in [&mut self.parked, &mut self.requeued] {
+            let (left, stopped) = divide(waiting, |s| go_on(&s.batch));
+            *waiting = left;
+            slices.extend(stopped);
+        }
+        let (left, cursors) = divide(&mut self.cursors, |c| go_on(&c.batch));
+        self.cursors = left;
+        Work { slices, cursors }
+    }
+
+    /// The batches of all that waits; one may come several times.
+    pub(super) fn batches(&self) -> impl Iterator<Item = &Arc<BatchInner>> {
+        let slices = self.parked.iter().chain(&self.requeued);
+        self.cursors.iter().map(|c| &c.batch).chain(slices.map(|s| &s.batch))
+    }
+}
+
+/// Takes everything out; what `stays` comes first.
+fn divide<T>(all: &mut VecDeque<T>, stays: impl Fn(&T) -> bool) -> (VecDeque<T>, Vec<T>) {
+    let (mut left, mut out) = (VecDeque::new(), Vec::new());
+    for item in all.drain(..) {
+        if stays(&item) {
+            left.push_back(item);
+        } else {
+            out.push(item);
+        }
+    }
+    (left, out)
+}
+
+impl Cursor {
+    /// Cuts the next slice off; `None` at the end of the batch.
+    fn next(&mut self, slice_len: u64) -> Option<Slice> {
+        while (self.entry as usize) < self.batch.len() {
+            let request = self.batch.request(self.entry);
+            if self.offset == 0 {
+                self.slice_len = slice_len;
+                let slices = request.len.div_ceil(slice_len);
+                if slices > 1 {
+                    self.batch.cut(self.entry, slices as u32);
+                }
+            }
+            let len = self.slice_len.min(request.len - self.offset);
+            let (entry, offset) = (self.entry, self.offset);
+            if offset + len == request.len {
+                (self.entry, self.offset) = (entry + 1, 0);
+            } else {
+                self.offset += len;
+            }
+            if len > 0 {
+                return Some(Slice::new(&self.batch, entry, offset, len));
+            }
+        }
+        None
+    }
+
+    /// Fails all that was not cut off.
+    fn fail(mut self, cause: &Cause) {
+        if self.offset > 0 {
+            let left = self.batch.request(self.entry).len - self.offset;
+            let slices = left.div_ceil(self.slice_len) as u32;
+            self.batch.settle(self.entry, slices, Err(cause.clone()));
+            self.entry += 1;
+        }
+        for entry in self.entry..self.batch.len() as u32 {
+            if self.batch.request(entry).len > 0 {
+                self.batch.settle(entry, 1, Err(cause.clone()));
+            }
+        }
+    }
+}
+
+impl Work {
+    pub(super) fn fail(self, cause: &Cause) {
+        for slice in self.slices {
+            slice.settle(Err(cause.clone()));
+        }
+        for cursor in self.cursors {
+            cursor.fail(cause);
+        }
+    }
+
+    pub(super) fn fail_stopped(self, now: Instant, stage: &'static str) {
+        let cause = |batch: &BatchInner| {
+            let stop = batch.stop_at(now).unwrap_or(Stop::Cancelled);
+            Cause::Stopped { stop, stage, sent: false }
+        };
+        for slice in self.slices {
+            let cause = cause(&slice.batch);
+            slice.settle(Err(cause));
+        }
+        for cursor in self.cursors {
+            let cause = cause(&cursor.batch);
+            cursor.fail(&cause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::route::SLICE;
+    use crate::transfer::{BatchState, Request, batch_of};
+    use proptest::prelude::*;
+    use tensorferry_wire::Op;
+
+    proptest! {
+        /// However a batch is cut, and wherever it is given up: each byte is in one slice or is failed, and the
+        /// batch is final after the last of them.
+        #[test]
+        fn a_batch_is_cut_without_gaps_and_can_be_given_up_anywhere(
+            lens in prop::collection::vec(prop_oneof![Just(0_u64), 1..100_u64, 1..5 * SLICE], 0..20),
+            taken in 0..60_usize,
+            slice_lens in prop::collection::vec(prop_oneof![Just(SLICE), Just(u64::MAX), Just(1000_u64 << 6)], 1..5),
+        ) {
+            let request = |&len: &u64| Request { op: Op::Write, local: 1 << 20, remote: 1 << 40, len };
+            let batch = batch_of(lens.iter().map(request).collect());
+            let inner = Arc::clone(&batch.inner);
+            let mut cursor = Cursor { batch: inner, entry: 0, offset: 0, slice_len: SLICE };
+            let mut ends = vec![0; lens.len()];
+            let mut slices = Vec::new();
+            for slice_len in slice_lens.iter().cycle().take(taken) {
+                let Some(slice) = cursor.next(*slice_len) else { break };
+                let end = &mut ends[slice.entry as usize];
+                prop_assert!(slice.len > 0 && slice.offset == *end);
+                *end += slice.len;
+                slices.push(slice);
+            }
+            let whole: Vec<bool> = ends.iter().zip(&lens).map(|(end, len)| end == len).collect();
+            if lens.iter().all(|len| *len == 0) {
+                prop_assert!(slices.is_empty() && batch.inner.is_settled());
+                return Ok(());
+            }
+            cursor.fail(&Cause::Refused);
+            prop_assert!(slices.is_empty() || batch.poll() == BatchState::Running);
+            for slice in slices {
+                slice.settle(Ok(()));
+            }
+            prop_assert!(batch.poll() != BatchState::Running);
+            for (i, whole) in whole.iter().enumerate() {
+                prop_assert_eq!(batch.entry(i).unwrap().is_ok(), *whole, "entry {}", i);
+            }
+        }
+    }
+}
