@@ -134,8 +134,8 @@ impl Reactor {
     }
 
     pub(super) fn drive_lane(&mut self, conn: &mut Conn) -> Fate {
-        if let Phase::Connecting { since, .. } = conn.lane().phase {
-            match self.check_connected(conn, since) {
+        if matches!(conn.lane().phase, Phase::Connecting { .. }) {
+            match self.check_connected(conn) {
                 Fate::Again => {}
                 fate => return fate,
             }
@@ -162,7 +162,7 @@ impl Reactor {
     }
 
     /// `Again`: it is connected. Else what `drive` returns.
-    fn check_connected(&mut self, conn: &mut Conn, since: Instant) -> Fate {
+    fn check_connected(&mut self, conn: &mut Conn) -> Fate {
         let why = match conn.socket.connected() {
             Ok(true) => {
                 let lane = conn.lane();
@@ -176,10 +176,7 @@ impl Reactor {
             Ok(false) if !conn.is_due(self.now) => return Fate::Wait,
             Ok(false) => {
                 let after = self.core.config.connect_timeout;
-                format!(
-                    "no answer in {after:?} (TENSORFERRY_CONNECT_TIMEOUT); {:?}",
-                    since.elapsed()
-                )
+                format!("no answer in {after:?}, TENSORFERRY_CONNECT_TIMEOUT")
             }
             Err(e) => e.to_string(),
         };
