@@ -26,7 +26,8 @@ pub(crate) fn bind(host: &str, config: &Config) -> Result<(Listener, Listener, A
             Ok((control, data)) => {
                 if ip.is_unspecified() && config.bind.is_none() {
                     tracing::info!(
-                        "{host} is no address of this machine: listening on all interfaces"
+                        "{host} is not the address of an interface of this machine: listening on all \
+                         of them; TENSORFERRY_BIND chooses one"
                     );
                 }
                 let control_port = control.port().map_err(|e| Error::io("reading a port", e))?;
@@ -64,6 +65,10 @@ fn candidates(host: &str, config: &Config) -> Vec<IpAddr> {
         return vec![ip];
     }
     let mut all = Vec::new();
+    if host.eq_ignore_ascii_case("localhost") {
+        // Peers look it up as IPv4, and nobody else is meant to come in.
+        all.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
     all.extend(host.parse::<IpAddr>());
     // Both families; a machine without IPv6 has only the second.
     all.extend([IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)]);
@@ -107,6 +112,16 @@ mod tests {
         );
         let (_, _, a) = bind("no-such-name.example", &config).unwrap();
         assert!(a.name.starts_with("no-such-name.example:"));
+    }
+
+    #[test]
+    fn localhost_is_for_this_machine_only() {
+        let (_control, data, a) = bind("localhost", &Config::default()).unwrap();
+        assert_eq!(a.name, format!("localhost:{}", a.control_port));
+        let port = data.port().unwrap();
+        std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let elsewhere = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        std::net::TcpStream::connect((elsewhere, port)).unwrap_err();
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub enum Error {
     },
     /// No connection to the peer could be made.
     #[error(
-        "{peer} cannot be reached: {what}; is it running, and is the address right? (waited {after:?})"
+        "{peer} cannot be reached: {what}; is it running, and is the address right? ({:.1} ms)", after.as_secs_f64() * 1e3
     )]
     PeerUnreachable {
         /// The segment name of the peer.
