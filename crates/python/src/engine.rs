@@ -862,7 +862,7 @@ fn check_location(py: Python<'_>, location: &str) -> Result<(), Failure> {
              host memory (location \"*\" or \"cpu:0\")"
         ))),
         _ => {
-            logging::warn_once(py, format!("location {location:?} is unknown: \"*\" is used"));
+            logging::warn_once(py, format!("location {location:?} is unknown: \"*\" is used"))?;
             Ok(())
         }
     }

@@ -92,9 +92,10 @@ pub(crate) fn settle<T>(
             Ok(value)
         }
         Err(Failure::Answered { code, text }) => {
-            logging::failed(py, method, &text);
+            let logged = logging::failed(py, method, &text);
+            // Set last: whoever handles the record may have called engines, too.
             last_error::set(text);
-            Ok(answer(code))
+            logged.map(|()| answer(code))
         }
         Err(Failure::Raised(error)) => Err(error),
     }

@@ -64,7 +64,7 @@ fn at_exit(py: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 fn after_fork() {
-    logging::after_fork();
+    logging::after_in_child();
     // The parent's engines are the parent's to close.
     ENGINES.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }

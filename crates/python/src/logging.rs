@@ -7,9 +7,10 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tensorferry::LogLevel;
@@ -41,6 +42,8 @@ struct Record {
 struct Queue {
     state: Mutex<Waiting>,
     news: Condvar,
+    /// Made by a child right after the fork, when it has no other thread.
+    next: OnceLock<Box<Self>>,
 }
 
 struct Waiting {
@@ -50,18 +53,20 @@ struct Waiting {
 }
 
 /// A fork can happen while another thread has the lock of a queue, which is then locked for ever in the
-/// child; so each generation of children has its own.
-static QUEUES: [Queue; 8] = [const { Queue::new() }; 8];
+/// child; so each generation of children has its own, the next of its parent's.
+static FIRST: Queue = Queue::new();
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 
 impl Queue {
     const fn new() -> Self {
         let waiting = Waiting { records: VecDeque::new(), dropped: 0, stopped: false };
-        Self { state: Mutex::new(waiting), news: Condvar::new() }
+        Self { state: Mutex::new(waiting), news: Condvar::new(), next: OnceLock::new() }
     }
 
     fn current() -> &'static Self {
-        &QUEUES[GENERATION.load(Ordering::Relaxed).min(QUEUES.len() - 1)]
+        let next = |queue: &'static Self| queue.next.get().map(Box::as_ref);
+        let queues = std::iter::successors(Some(&FIRST), |queue| next(queue));
+        queues.take(GENERATION.load(Ordering::Relaxed) + 1).last().unwrap_or(&FIRST)
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -154,7 +159,8 @@ pub(crate) fn stop(py: Python<'_>) -> PyResult<()> {
 }
 
 /// In a forked child: the thread stayed with the parent.
-pub(crate) fn after_fork() {
+pub(crate) fn after_in_child() {
+    let _ = Queue::current().next.set(Box::new(Queue::new()));
     GENERATION.fetch_add(1, Ordering::Relaxed);
     STARTED.store(false, Ordering::Relaxed);
 }
@@ -165,24 +171,27 @@ fn hand_over_for_ever(py: Python<'_>) {
     loop {
         let waiting = py.detach(|| queue.wait());
         let stopped = waiting.stopped;
-        hand_over(py, waiting);
+        if let Err(error) = hand_over(py, waiting) {
+            error.write_unraisable(py, None);
+        }
         if stopped {
             return;
         }
     }
 }
 
-fn hand_over(py: Python<'_>, waiting: Waiting) {
+fn hand_over(py: Python<'_>, waiting: Waiting) -> PyResult<()> {
     for Record { level, target, text } in waiting.records {
-        log(py, &target.replace("::", "."), number(level), &text);
+        log(py, &target.replace("::", "."), number(level), &text)?;
     }
     if waiting.dropped > 0 {
         let text = format!(
             "{} records were dropped: they came faster than they were logged",
             waiting.dropped
         );
-        log(py, "tensorferry", number(Level::WARN), &text);
+        log(py, "tensorferry", number(Level::WARN), &text)?;
     }
+    Ok(())
 }
 
 /// The level as `logging` numbers it.
@@ -196,33 +205,40 @@ fn number(level: Level) -> u8 {
     }
 }
 
-fn log(py: Python<'_>, name: &str, level: u8, text: &str) {
+/// Logs, which runs Python code: whatever signal has come meanwhile is raised in there. Fails with what wants
+/// out of the program, such as Ctrl-C, and with nothing else.
+fn log(py: Python<'_>, name: &str, level: u8, text: &str) -> PyResult<()> {
     let logged = || -> PyResult<()> {
         let logger = py.import("logging")?.call_method1("getLogger", (name,))?;
         logger.call_method1("log", (level, "%s", text))?;
         Ok(())
     };
-    if let Err(error) = logged() {
-        // A filter or a handler of the user's raised. A record is no reason to fail a call.
-        error.write_unraisable(py, None);
+    let Err(error) = logged() else { return Ok(()) };
+    if !error.is_instance_of::<PyException>(py) {
+        return Err(error);
     }
+    // A filter or a handler of the user's raised. A record is no reason to fail a call.
+    error.write_unraisable(py, None);
+    Ok(())
 }
 
 /// Logs that `method` failed, unless it has done so within the last second.
 #[cold]
-pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) {
+pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) -> PyResult<()> {
     /// When a method was logged last, and how many failures were not since.
     static LOGGED: LazyLock<Mutex<HashMap<&'static str, (Instant, u64)>>> =
         LazyLock::new(Mutex::default);
     if EXITING.load(Ordering::Relaxed) {
-        return;
+        return Ok(());
     }
+    // A signal that has come during the call is not to be raised where a handler's errors are.
+    py.check_signals()?;
     let now = Instant::now();
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
     let missed = match logged.get_mut(method) {
         Some((last, missed)) if now.duration_since(*last) < REPEAT => {
             *missed += 1;
-            return;
+            return Ok(());
         }
         before => before.map_or(0, |(_, missed)| *missed),
     };
@@ -235,22 +251,24 @@ pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) {
     if !STARTED.load(Ordering::Relaxed) {
         // A forked child has no thread for what the engine has to say.
         let left = take(&mut Queue::current().lock());
-        hand_over(py, left);
+        hand_over(py, left)?;
     }
-    log(py, FACE, number(Level::ERROR), &line);
+    log(py, FACE, number(Level::ERROR), &line)
 }
 
 /// Logs a warning the first time that it is asked for.
-pub(crate) fn warn_once(py: Python<'_>, text: String) {
+pub(crate) fn warn_once(py: Python<'_>, text: String) -> PyResult<()> {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if EXITING.load(Ordering::Relaxed) {
-        return;
+        return Ok(());
     }
+    py.check_signals()?;
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.len() < MOST_SAID && said.insert(text.clone()) {
-        drop(said);
-        log(py, FACE, number(Level::WARN), &text);
+    if said.len() >= MOST_SAID || !said.insert(text.clone()) {
+        return Ok(());
     }
+    drop(said);
+    log(py, FACE, number(Level::WARN), &text)
 }
 
 /// Puts events into the queue. Spans are not kept: the engine's events say for themselves what they are about.

@@ -94,7 +94,7 @@ pub(crate) fn make(
         logging::warn_once(
             py,
             format!("protocol {protocol:?} was asked for; this engine moves bytes over TCP"),
-        );
+        )?;
     }
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     Ok(Arc::new(Ready {
