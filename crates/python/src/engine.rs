@@ -9,11 +9,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 use tensorferry::{BatchId, BatchState, Error, Op, P2P_HANDSHAKE};
 
-use crate::args::{Bytes, Int, Ints, Text};
+use crate::args::{Data, Int, Ints, Text, room};
 use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
 use crate::managed::REGISTER;
-use crate::ready::{Lists, Ready, make, wait};
+use crate::ready::{Lists, Ready, make};
 use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
+use crate::waiting::aside;
 use crate::{last_error, logging, topology};
 
 /// The answers of `send_probe`.
@@ -40,8 +41,8 @@ pub(crate) struct TransferEngine {
 
 enum State {
     New,
-    /// `initialize` is at work in some thread.
-    Starting,
+    /// `initialize` is at work in some thread of this process.
+    Starting(u32),
     Ready(Arc<Ready>),
     Closed,
 }
@@ -118,7 +119,7 @@ impl TransferEngine {
     ///
     /// Raises RuntimeError before `initialize` and after `close`.
     fn get_rpc_port(&self) -> PyResult<u16> {
-        raise(|| Ok(self.ready()?.engine().control_port()))
+        raise(|| Ok(self.made()?.engine().control_port()))
     }
 
     /// Lets peers READ and WRITE `capacity` bytes at `buffer_addr`.
@@ -162,7 +163,8 @@ impl TransferEngine {
         settle(py, "unregister_memory", code, || {
             let ready = self.ready()?;
             ready.refuse_managed(&[addr.0])?;
-            py.detach(|| ready.engine().unregister(addr.0))?;
+            let engine = ready.engine().clone();
+            aside(py, || ready.check(), move || engine.unregister(addr.0))??;
             Ok(0)
         })
     }
@@ -178,23 +180,15 @@ impl TransferEngine {
     fn batch_register_memory(
         &self,
         py: Python<'_>,
-        buffer_addresses: Ints,
-        capacities: Ints,
+        buffer_addresses: Ints<'_>,
+        capacities: Ints<'_>,
         location: Text,
     ) -> PyResult<i32> {
         settle(py, "batch_register_memory", code, || {
+            let ranges = ranges(py, &buffer_addresses, &capacities)?;
             let ready = self.ready()?;
-            let (addresses, capacities) = (buffer_addresses.0, capacities.0);
-            if addresses.len() != capacities.len() {
-                return Err(Failure::new(format!(
-                    "the lists differ in length: {} addresses, {} capacities; nothing was registered",
-                    addresses.len(),
-                    capacities.len()
-                )));
-            }
             check_location(py, &location.0)?;
             py.detach(|| {
-                let ranges: Vec<(u64, u64)> = addresses.into_iter().zip(capacities).collect();
                 // SAFETY: as in `register_memory`, for each of the ranges.
                 unsafe { ready.engine().register_all(&ranges, &REGISTER) }
             })?;
@@ -206,11 +200,13 @@ impl TransferEngine {
     ///
     /// Returns 0, also for an empty sequence; else -3 or -1 as `unregister_memory` does.
     #[pyo3(signature = (addrs, /))]
-    fn batch_unregister_memory(&self, py: Python<'_>, addrs: Ints) -> PyResult<i32> {
+    fn batch_unregister_memory(&self, py: Python<'_>, addrs: Ints<'_>) -> PyResult<i32> {
         settle(py, "batch_unregister_memory", code, || {
+            let addrs = addrs.read(py, "addrs")?;
             let ready = self.ready()?;
-            ready.refuse_managed(&addrs.0)?;
-            py.detach(|| ready.engine().unregister_all(&addrs.0))?;
+            ready.refuse_managed(&addrs)?;
+            let engine = ready.engine().clone();
+            aside(py, || ready.check(), move || engine.unregister_all(&addrs))??;
             Ok(0)
         })
     }
@@ -290,7 +286,7 @@ impl TransferEngine {
         let _ = transport_hint;
         settle(py, "transfer_sync", code, || {
             let lists = Lists::one(buffer, peer_buffer_address, length);
-            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()));
+            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()).transpose()?);
             self.ready()?.run(py, &target_hostname.0, &lists, op, notify)
         })
     }
@@ -308,14 +304,14 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         transport_hint: Text,
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync_write", code, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
             self.ready()?.run(py, &target_hostname.0, &lists, Op::Write, None)
         })
     }
@@ -331,14 +327,14 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         transport_hint: Text,
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync_read", code, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
             self.ready()?.run(py, &target_hostname.0, &lists, Op::Read, None)
         })
     }
@@ -358,17 +354,17 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         opcode: PyRef<'_, TransferOpcode>,
         notify: Option<PyRef<'_, TransferNotify>>,
         transport_hint: Text,
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync", code, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
-            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()));
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()).transpose()?);
             self.ready()?.run(py, &target_hostname.0, &lists, op, notify)
         })
     }
@@ -386,14 +382,14 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         transport_hint: Text,
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async_write", no_id, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, Op::Write)
         })
     }
@@ -409,14 +405,14 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         transport_hint: Text,
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async_read", no_id, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, Op::Read)
         })
     }
@@ -436,15 +432,15 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target_hostname: Text,
-        buffers: Ints,
-        peer_buffer_addresses: Ints,
-        lengths: Ints,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
         opcode: PyRef<'_, TransferOpcode>,
         transport_hint: Text,
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async", no_id, || {
-            let lists = Lists::new(buffers, peer_buffer_addresses, lengths)?;
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
             let op = op_of(*opcode)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, op)
         })
@@ -502,22 +498,23 @@ impl TransferEngine {
     ///
     /// Returns 0 if every byte of all of them is in place; -1 if one failed, or an id is unknown.
     #[pyo3(signature = (batch_ids, /))]
-    fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Ints) -> PyResult<i32> {
+    fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Ints<'_>) -> PyResult<i32> {
         settle(py, "get_batch_transfer_status", code, || {
-            if batch_ids.0.is_empty() {
+            let ids = batch_ids.read(py, "batch_ids")?;
+            if ids.is_empty() {
                 return Ok(0);
             }
             let ready = self.ready()?;
             let table = ready.engine().batches();
             let (mut batches, mut first) = (Vec::new(), None);
-            for &id in &batch_ids.0 {
+            for &id in &ids {
                 match table.take(BatchId::from_raw(id)) {
                     Ok(batch) => batches.push(batch),
                     Err(error) => first = first.or(Some(error)),
                 }
             }
             for batch in &batches {
-                if let Err(error) = wait(py, batch, &batches)? {
+                if let Err(error) = ready.wait(py, batch, &batches)? {
                     first = first.or(Some(error));
                 }
             }
@@ -533,7 +530,7 @@ impl TransferEngine {
     fn allocate_managed_buffer(&self, py: Python<'_>, length: Int) -> PyResult<u64> {
         settle(py, "allocate_managed_buffer", no_id, || {
             let ready = self.ready()?;
-            py.detach(|| ready.managed.allocate(ready.engine(), length.0))
+            py.detach(|| ready.managed().allocate(ready.engine(), length.0))
         })
     }
 
@@ -545,7 +542,8 @@ impl TransferEngine {
     fn free_managed_buffer(&self, py: Python<'_>, addr: Int, length: Int) -> PyResult<i32> {
         settle(py, "free_managed_buffer", code, || {
             let ready = self.ready()?;
-            py.detach(|| ready.managed.free(ready.engine(), addr.0, length.0))?;
+            let (managed, engine) = (Arc::clone(ready.managed()), ready.engine().clone());
+            aside(py, || ready.check(), move || managed.free(&engine, addr.0, length.0))??;
             Ok(0)
         })
     }
@@ -559,20 +557,22 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         addr: Int,
-        data: Bytes,
+        data: Data<'_>,
         length: Int,
     ) -> PyResult<i32> {
         settle(py, "write_bytes_to_buffer", code, || {
             let ready = self.ready()?;
-            let given = data.0.len();
-            let Some(bytes) = usize::try_from(length.0).ok().and_then(|len| data.0.get(..len))
-            else {
+            let given = data.len()?;
+            if length.0 > given {
                 return Err(Failure::new(format!(
                     "{} bytes of {given} cannot be written",
                     length.0
                 )));
-            };
-            py.detach(|| ready.write_within(addr.0, bytes))?;
+            }
+            let to = py.detach(|| ready.find(addr.0, length.0))?;
+            let len = length.0 as usize;
+            let bytes = data.first(len)?;
+            ready.write(py, &to, &bytes.as_bytes()[..len])?;
             Ok(0)
         })
     }
@@ -589,8 +589,8 @@ impl TransferEngine {
     ) -> PyResult<Bound<'py, PyBytes>> {
         raise(|| {
             let ready = self.ready()?;
-            let bytes = py.detach(|| ready.read_within(addr.0, length.0))?;
-            Ok(PyBytes::new(py, &bytes))
+            let from = py.detach(|| ready.find(addr.0, length.0))?;
+            ready.read(py, &from, length.0)
         })
     }
 
@@ -602,15 +602,12 @@ impl TransferEngine {
     fn get_first_buffer_address(&self, py: Python<'_>, segment_name: Text) -> PyResult<u64> {
         settle(py, "get_first_buffer_address", no_id, || {
             let ready = self.ready()?;
-            let engine = ready.engine();
-            let name = &segment_name.0;
-            let buffers = py.detach(|| {
-                if name == engine.name() {
-                    Ok(engine.buffers())
-                } else {
-                    engine.open(name)?.buffers()
-                }
-            })?;
+            let (engine, name) = (ready.engine().clone(), segment_name.0);
+            let buffers = if name == engine.name() {
+                py.detach(|| engine.buffers())
+            } else {
+                aside(py, || ready.check(), move || engine.open(&name)?.buffers())??
+            };
             Ok(buffers.first().map_or(0, |buffer| buffer.addr))
         })
     }
@@ -633,13 +630,13 @@ impl TransferEngine {
     fn send_probe(&self, py: Python<'_>, peer_server_name: Text) -> PyResult<i32> {
         settle(py, "send_probe", code, || {
             let ready = self.ready()?;
-            let Err(error) = py.detach(|| ready.engine().probe(&peer_server_name.0)) else {
-                return Ok(0);
-            };
+            let engine = ready.engine().clone();
+            let probe = move || engine.probe(&peer_server_name.0);
+            let Err(error) = aside(py, || ready.check(), probe)? else { return Ok(0) };
             let answer = match error {
                 Error::Name(_) => PROBE_NO_ADDRESS,
                 Error::PeerUnreachable { .. } => PROBE_UNREACHABLE,
-                Error::Closed | Error::ForkedProcess { .. } => FAILED,
+                Error::Closed => FAILED,
                 _ => PROBE_OTHER,
             };
             Err(Failure::from(error).with_code(answer))
@@ -667,7 +664,7 @@ impl TransferEngine {
     ///
     /// Extensions that are built for another engine refuse it.
     fn get_engine(&self) -> Option<InnerTransferEngine> {
-        let ready = self.ready().ok()?;
+        let ready = self.made().ok()?;
         Some(InnerTransferEngine { name: ready.engine().name().to_owned() })
     }
 
@@ -675,7 +672,7 @@ impl TransferEngine {
     ///
     /// It is not a pointer: nothing lies at that address.
     fn get_engine_ptr(&self) -> u64 {
-        self.ready().map_or(0, |ready| ready.number)
+        self.made().map_or(0, |ready| ready.number)
     }
 
     /// Raises NotImplementedError: this version moves no GPU memory.
@@ -754,13 +751,13 @@ impl TransferEngine {
         raise(|| {
             let before = {
                 let mut state = self.lock();
-                if matches!(*state, State::Starting) {
+                if matches!(*state, State::Starting(pid) if pid == std::process::id()) {
                     return Err(Failure::new("initialize is at work in another thread"));
                 }
                 std::mem::replace(&mut *state, State::Closed)
             };
             if let State::Ready(ready) = before {
-                ready.running.close(py);
+                ready.close(py);
             }
             Ok(())
         })
@@ -779,7 +776,7 @@ impl TransferEngine {
     /// Raises RuntimeError before `initialize` and after `close`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         raise(|| {
-            let ready = self.ready()?;
+            let ready = self.made()?;
             let stats = PyDict::new(py);
             stats.set_item("protocol", "tcp")?;
             stats.set_item("requested_protocol", &ready.protocol)?;
@@ -796,11 +793,19 @@ impl TransferEngine {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The engine of this process.
     fn ready(&self) -> Result<Arc<Ready>, Failure> {
+        let ready = self.made()?;
+        ready.check()?;
+        Ok(ready)
+    }
+
+    /// The engine, also in a forked child, where only what never changes may be looked at.
+    fn made(&self) -> Result<Arc<Ready>, Failure> {
         match &*self.lock() {
             State::Ready(ready) => Ok(Arc::clone(ready)),
             State::New => Err(Failure::new("the engine is not initialized; call initialize first")),
-            State::Starting => Err(Failure::new("initialize has not returned yet")),
+            &State::Starting(pid) => Err(at_work(pid, "initialize has not returned yet")),
             State::Closed => Err(Failure::new("the engine is closed; make a new TransferEngine")),
         }
     }
@@ -814,12 +819,13 @@ impl TransferEngine {
     ) -> Result<i32, Failure> {
         {
             let mut state = self.lock();
-            match *state {
-                State::New => *state = State::Starting,
-                State::Starting => {
-                    return Err(Failure::new("initialize is at work in another thread"));
+            match &*state {
+                State::New => *state = State::Starting(std::process::id()),
+                &State::Starting(pid) => {
+                    return Err(at_work(pid, "initialize is at work in another thread"));
                 }
-                State::Ready(_) => {
+                State::Ready(ready) => {
+                    ready.check()?;
                     return Err(Failure::new(
                         "the engine is initialized already, and stays as it is; make a new TransferEngine",
                     ));
@@ -849,6 +855,40 @@ impl Drop for Back<'_> {
             *self.engine.lock() = State::New;
         }
     }
+}
+
+/// Why a call fails while `initialize` is at work in the process `pid`.
+fn at_work(pid: u32, text: &str) -> Failure {
+    if pid == std::process::id() {
+        Failure::new(text)
+    } else {
+        Error::ForkedProcess { parent: pid }.into()
+    }
+}
+
+/// The ranges of two lists of the same length.
+fn ranges(
+    py: Python<'_>,
+    addresses: &Ints<'_>,
+    capacities: &Ints<'_>,
+) -> Result<Vec<(u64, u64)>, Failure> {
+    let differ = |addresses: usize, capacities: usize| {
+        if addresses == capacities {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "the lists differ in length: {addresses} addresses, {capacities} capacities; nothing was \
+             registered"
+        )))
+    };
+    differ(addresses.len(), capacities.len())?;
+    let addresses = addresses.read(py, "buffer_addresses")?;
+    let capacities = capacities.read(py, "capacities")?;
+    // Reading one list can run code that changes another.
+    differ(addresses.len(), capacities.len())?;
+    let mut ranges = room(addresses.len())?;
+    ranges.extend(addresses.into_iter().zip(capacities));
+    Ok(ranges)
 }
 
 fn check_location(py: Python<'_>, location: &str) -> Result<(), Failure> {

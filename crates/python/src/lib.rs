@@ -15,6 +15,7 @@ mod program;
 mod ready;
 mod topology;
 mod types;
+mod waiting;
 
 use pyo3::prelude::*;
 

@@ -4,21 +4,21 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use tensorferry::{
-    Batch, Config, Engine, Error, MetadataServer, Notification, Op, Request, SubmitOptions,
+    Batch, Config, Engine, Error, HostBuffer, MetadataServer, Notification, OnFull, Op, Request,
+    Segment, SubmitOptions,
 };
 
-use crate::args::{Int, Ints};
+use crate::args::{Int, Ints, MOST_ENTRIES, room};
 use crate::failure::Failure;
-use crate::lifetime::{Running, watch};
+use crate::lifetime::watch;
 use crate::logging;
 use crate::managed::Managed;
-
-/// How long a wait may last before it looks whether Ctrl-C was pressed.
-const SIGNALS: Duration = Duration::from_millis(100);
+use crate::waiting::SIGNALS;
 
 /// How long the first batch to a peer may take until it has a number. A peer that is not there has said
 /// so by then; one that is stuck keeps nobody for longer.
@@ -26,47 +26,106 @@ const FIRST_CONTACT: Duration = Duration::from_millis(250);
 /// How many names of peers that were there are remembered.
 const MOST_KNOWN: usize = 4096;
 
-/// An engine from `initialize` on, and what belongs to it.
+/// How long a submit sleeps at first when the queue is full, and at most; then it tries again.
+const NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(20);
+/// No submit waits for longer.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// Managed memory is copied in pieces of so many bytes, so that Ctrl-C need not wait for all of it.
+const PIECE: usize = 64 << 20;
+
+/// An engine from `initialize` on, and what belongs to it. Whoever uses it has asked [`Ready::check`] before:
+/// in a forked child nothing else here may be touched, since a lock may have been held at the fork.
 pub(crate) struct Ready {
-    pub(crate) running: Arc<Running>,
-    pub(crate) managed: Managed,
+    engine: Engine,
+    managed: Arc<Managed>,
     /// Peers that have answered.
     known: Mutex<HashSet<String>>,
     /// What `initialize` was asked for; TCP it is in any case.
     pub(crate) protocol: String,
     /// Which engine of this process it is, from 1.
     pub(crate) number: u64,
+    /// The process that made it.
+    pid: u32,
 }
 
-/// One list of local addresses, one of remote ones, one of lengths.
+/// One list of local addresses, one of remote ones, one of lengths: the same number of each.
 pub(crate) struct Lists {
     locals: Vec<u64>,
     remotes: Vec<u64>,
     lengths: Vec<u64>,
 }
 
+/// What is to be submitted, and to whom.
+struct Order<'a> {
+    peer: &'a str,
+    lists: &'a Lists,
+    op: Op,
+    notification: Option<Notification>,
+}
+
+/// A range that lies in one buffer.
+pub(crate) enum Place {
+    Managed(HostBuffer, usize),
+    Registered(u64),
+}
+
+/// What came of trying to submit.
+enum Tried<T> {
+    Submitted(T),
+    Full(Error),
+}
+
 impl Lists {
-    pub(crate) fn new(locals: Ints, remotes: Ints, lengths: Ints) -> Result<Self, Failure> {
-        let (locals, remotes, lengths) = (locals.0, remotes.0, lengths.0);
-        if locals.len() != remotes.len() || locals.len() != lengths.len() {
-            return Err(Failure::new(format!(
-                "the lists differ in length: {} buffers, {} peer addresses, {} lengths; nothing was sent",
-                locals.len(),
-                remotes.len(),
-                lengths.len()
-            )));
+    pub(crate) fn new(
+        py: Python<'_>,
+        locals: &Ints<'_>,
+        remotes: &Ints<'_>,
+        lengths: &Ints<'_>,
+    ) -> Result<Self, Failure> {
+        let differ = |[locals, remotes, lengths]: [usize; 3]| {
+            if locals == remotes && locals == lengths {
+                return Ok(());
+            }
+            Err(Failure::new(format!(
+                "the lists differ in length: {locals} buffers, {remotes} peer addresses, {lengths} lengths; \
+                 nothing was sent"
+            )))
+        };
+        differ([locals.len(), remotes.len(), lengths.len()])?;
+        // What the call needs in all, asked for at once: the system says no to that before memory is full.
+        if locals.len() <= MOST_ENTRIES {
+            drop(room::<([u64; 3], Request)>(locals.len())?);
         }
-        Ok(Self { locals, remotes, lengths })
+        let lists = Self {
+            locals: locals.read(py, "buffers")?,
+            remotes: remotes.read(py, "peer_buffer_addresses")?,
+            lengths: lengths.read(py, "lengths")?,
+        };
+        // Reading one list can run code that changes another.
+        differ([lists.locals.len(), lists.remotes.len(), lists.lengths.len()])?;
+        Ok(lists)
     }
 
     pub(crate) fn one(local: Int, remote: Int, length: Int) -> Self {
         Self { locals: vec![local.0], remotes: vec![remote.0], lengths: vec![length.0] }
     }
 
-    fn requests(&self, op: Op) -> Vec<Request> {
+    fn requests(&self, op: Op) -> Result<Vec<Request>, Failure> {
+        let mut requests = room(self.locals.len())?;
         let addresses = self.locals.iter().zip(&self.remotes);
         let entries = addresses.zip(&self.lengths);
-        entries.map(|((&local, &remote), &len)| Request { op, local, remote, len }).collect()
+        requests.extend(entries.map(|((&local, &remote), &len)| Request {
+            op,
+            local,
+            remote,
+            len,
+        }));
+        Ok(requests)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.lengths.iter().fold(0, |sum, len| sum.saturating_add(*len))
     }
 }
 
@@ -89,26 +148,51 @@ pub(crate) fn make(
     }
     logging::start(py, config.log)?;
     let engine = py.detach(|| Engine::new(host, config))?;
-    let running = watch(py, engine)?;
+    let ready = Arc::new(Ready {
+        engine,
+        managed: Arc::default(),
+        known: Mutex::default(),
+        protocol: protocol.to_owned(),
+        number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+        pid: std::process::id(),
+    });
+    watch(py, &ready)?;
     if !matches!(protocol, "tcp" | "") {
         logging::warn_once(
             py,
             format!("protocol {protocol:?} was asked for; this engine moves bytes over TCP"),
         )?;
     }
-    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    Ok(Arc::new(Ready {
-        running,
-        managed: Managed::default(),
-        known: Mutex::default(),
-        protocol: protocol.to_owned(),
-        number,
-    }))
+    Ok(ready)
 }
 
 impl Ready {
     pub(crate) fn engine(&self) -> &Engine {
-        &self.running.engine
+        &self.engine
+    }
+
+    pub(crate) fn managed(&self) -> &Arc<Managed> {
+        &self.managed
+    }
+
+    fn is_forked(&self) -> bool {
+        self.pid != std::process::id()
+    }
+
+    /// Fails in a forked child of the process that made the engine.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.is_forked() {
+            return Err(Error::ForkedProcess { parent: self.pid }.into());
+        }
+        Ok(())
+    }
+
+    /// Ends the engine. Waits for its threads, which may be in the middle of a copy. In a forked child there is
+    /// nothing to end.
+    pub(crate) fn close(&self, py: Python<'_>) {
+        if !self.is_forked() {
+            py.detach(|| self.engine.close());
+        }
     }
 
     /// Submits, and waits for the end.
@@ -120,20 +204,17 @@ impl Ready {
         op: Op,
         notification: Option<Notification>,
     ) -> Result<i32, Failure> {
-        let (batch, result) = py.detach(|| {
-            let options = SubmitOptions { notification, ..SubmitOptions::default() };
-            let segment = self.engine().segment(peer)?;
-            // SAFETY: the caller keeps the local ranges mapped until the transfer has ended, as the class's
-            // documentation asks; this returns no sooner, unless by an exception, after a cancel.
-            let batch = unsafe { segment.submit(lists.requests(op), options) }?;
+        let order = Order { peer, lists, op, notification };
+        let (batch, result) = self.submit(py, &order, |batch| {
             let result = batch.wait_timeout(SIGNALS);
-            Ok::<_, Error>((batch, result))
+            (batch, result)
         })?;
         match result {
             Some(result) => result?,
             None => {
-                py_signals(py, std::slice::from_ref(&batch))?;
-                wait(py, &batch, std::slice::from_ref(&batch))??;
+                let batches = std::slice::from_ref(&batch);
+                self.look_for_signals(py, batches)?;
+                self.wait(py, &batch, batches)??;
             }
         }
         Ok(0)
@@ -148,21 +229,123 @@ impl Ready {
         op: Op,
     ) -> Result<u64, Failure> {
         let known = self.known().contains(peer);
-        let batch = py.detach(|| {
-            let segment = self.engine().segment(peer)?;
-            // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
-            // documentation asks; closing the engine ends it, too.
-            unsafe { segment.submit(lists.requests(op), SubmitOptions::default()) }
-        })?;
+        let batch =
+            self.submit(py, &Order { peer, lists, op, notification: None }, |batch| batch)?;
         if !known {
-            match py.detach(|| batch.wait_timeout(FIRST_CONTACT)) {
+            self.meet(py, peer, &batch)?;
+        }
+        Ok(self.engine.batches().insert(batch).as_raw())
+    }
+
+    /// Finds out whether the peer of the first batch to it is there.
+    fn meet(&self, py: Python<'_>, peer: &str, batch: &Batch) -> Result<(), Failure> {
+        let until = Instant::now() + FIRST_CONTACT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match py.detach(|| batch.wait_timeout(left.min(SIGNALS))) {
                 Some(Err(error)) if is_absence(&error) => return Err(error.into()),
-                Some(_) => self.remember(peer),
+                Some(_) => {
+                    self.remember(peer);
+                    return Ok(());
+                }
                 // It answers slowly, or the batch is long.
-                None => {}
+                None if left <= SIGNALS => return Ok(()),
+                None => self.look_for_signals(py, std::slice::from_ref(batch))?,
             }
         }
-        Ok(self.engine().batches().insert(batch).as_raw())
+    }
+
+    /// Submits, as soon as there is room in the queue, and does `then` before the interpreter lock is taken again.
+    fn submit<T: Send>(
+        &self,
+        py: Python<'_>,
+        order: &Order<'_>,
+        then: impl Fn(Batch) -> T + Sync,
+    ) -> Result<T, Failure> {
+        let begun = Instant::now();
+        let (then, mut nap, mut deadline) = (&then, NAP, None);
+        loop {
+            let tried = py.detach(|| {
+                let segment = self.engine.segment(order.peer)?;
+                let until = Instant::now() + SIGNALS;
+                loop {
+                    let full = match self.try_submit(&segment, order, deadline)? {
+                        Tried::Submitted(batch) => {
+                            return Ok::<_, Failure>(Tried::Submitted(then(batch)));
+                        }
+                        Tried::Full(error) => error,
+                    };
+                    let timeout = self.engine.config().default_timeout(order.lists.bytes());
+                    let end = *deadline.get_or_insert(begun + timeout.min(FOREVER));
+                    if Instant::now() + nap > until.min(end) {
+                        return Ok(Tried::Full(full));
+                    }
+                    std::thread::sleep(nap);
+                    nap = (nap * 2).min(LONGEST_NAP);
+                }
+            })?;
+            match tried {
+                Tried::Submitted(value) => return Ok(value),
+                Tried::Full(error) if deadline.is_some_and(|end| Instant::now() + nap > end) => {
+                    return Err(error.into());
+                }
+                Tried::Full(_) => self.look_for_signals(py, &[])?,
+            }
+        }
+    }
+
+    /// Submits if there is room in the queue. What has waited for room has the less time left.
+    fn try_submit(
+        &self,
+        segment: &Segment,
+        order: &Order<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Tried<Batch>, Failure> {
+        let options = SubmitOptions {
+            timeout: deadline.map(|end| end.saturating_duration_since(Instant::now())),
+            notification: order.notification.clone(),
+            on_full: OnFull::Refuse,
+        };
+        let requests = order.lists.requests(order.op)?;
+        // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
+        // documentation asks; `run` returns no sooner, unless by an exception, after a cancel, and closing the
+        // engine ends batches, too.
+        match unsafe { segment.submit(requests, options) } {
+            Ok(batch) => Ok(Tried::Submitted(batch)),
+            Err(error @ Error::Busy { .. }) => Ok(Tried::Full(error)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits for the end of `batch`, with the interpreter lock released; looks for signals meanwhile. One that
+    /// raises cancels `all`.
+    pub(crate) fn wait(
+        &self,
+        py: Python<'_>,
+        batch: &Batch,
+        all: &[Batch],
+    ) -> Result<tensorferry::Result<()>, Failure> {
+        loop {
+            match py.detach(|| batch.wait_timeout(SIGNALS)) {
+                Some(result) => return Ok(result),
+                None => self.look_for_signals(py, all)?,
+            }
+        }
+    }
+
+    /// Has Python run its signal handlers. One that raises cancels `all`.
+    pub(crate) fn look_for_signals(&self, py: Python<'_>, all: &[Batch]) -> Result<(), Failure> {
+        let raised = py.check_signals();
+        if let Err(failure) = self.check() {
+            // The handler forked, and this is the child, where nobody ends batches.
+            all.iter().cloned().for_each(std::mem::forget);
+            raised?;
+            return Err(failure);
+        }
+        raised.map_err(|raised| {
+            py.detach(|| all.iter().for_each(Batch::cancel));
+            Failure::Raised(raised)
+        })
     }
 
     fn known(&self) -> MutexGuard<'_, HashSet<String>> {
@@ -188,45 +371,105 @@ impl Ready {
         }
     }
 
-    pub(crate) fn write_within(&self, addr: u64, bytes: &[u8]) -> Result<(), Failure> {
-        let len = bytes.len() as u64;
+    /// Where a range is that lies in one managed or registered buffer.
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Result<Place, Failure> {
         if let Some((block, offset)) = self.managed.find(addr, len) {
-            block.write(offset, bytes);
-            return Ok(());
-        }
-        self.copy_within(Op::Write, bytes.as_ptr().expose_provenance() as u64, addr, len)
-    }
-
-    pub(crate) fn read_within(&self, addr: u64, len: u64) -> Result<Vec<u8>, Failure> {
-        if let Some((block, offset)) = self.managed.find(addr, len) {
-            return Ok(block.read(offset, len as usize));
+            return Ok(Place::Managed(block, offset));
         }
         self.check_within(addr, len)?;
-        let mut bytes = vec![0; len as usize];
-        let local = bytes.as_mut_ptr().expose_provenance() as u64;
-        self.copy_within(Op::Read, local, addr, len)?;
-        Ok(bytes)
+        Ok(Place::Registered(addr))
+    }
+
+    pub(crate) fn write(&self, py: Python<'_>, to: &Place, bytes: &[u8]) -> Result<(), Failure> {
+        match to {
+            Place::Managed(block, offset) => {
+                for (i, piece) in bytes.chunks(PIECE).enumerate() {
+                    py.detach(|| block.write(offset + i * PIECE, piece));
+                    self.look_for_signals(py, &[])?;
+                }
+                Ok(())
+            }
+            &Place::Registered(addr) => {
+                let local = bytes.as_ptr().expose_provenance() as u64;
+                self.copy_within(py, Op::Write, local, addr, bytes.len() as u64)
+            }
+        }
+    }
+
+    /// The bytes, read straight into the object that holds them.
+    pub(crate) fn read<'py>(
+        &self,
+        py: Python<'py>,
+        from: &Place,
+        len: u64,
+    ) -> Result<Bound<'py, PyBytes>, Failure> {
+        let mut failure = None;
+        let bytes = PyBytes::new_with(py, len as usize, |bytes| {
+            failure = self.read_into(py, from, bytes).err();
+            Ok(())
+        })?;
+        failure.map_or(Ok(bytes), Err)
+    }
+
+    fn read_into(&self, py: Python<'_>, from: &Place, bytes: &mut [u8]) -> Result<(), Failure> {
+        match from {
+            Place::Managed(block, offset) => {
+                for (i, piece) in bytes.chunks_mut(PIECE).enumerate() {
+                    py.detach(|| block.read_into(offset + i * PIECE, piece));
+                    self.look_for_signals(py, &[])?;
+                }
+                Ok(())
+            }
+            &Place::Registered(addr) => {
+                let local = bytes.as_mut_ptr().expose_provenance() as u64;
+                self.copy_within(py, Op::Read, local, addr, bytes.len() as u64)
+            }
+        }
     }
 
     /// Copies between memory of ours, which outlives the call, and a registered buffer. It is a transfer
     /// from the engine to itself, so that the buffer is pinned meanwhile.
-    fn copy_within(&self, op: Op, local: u64, addr: u64, len: u64) -> Result<(), Failure> {
-        self.check_within(addr, len)?;
-        let segment = self.engine().segment(self.engine().name())?;
+    fn copy_within(
+        &self,
+        py: Python<'_>,
+        op: Op,
+        local: u64,
+        addr: u64,
+        len: u64,
+    ) -> Result<(), Failure> {
         let request = Request { op, local, remote: addr, len };
-        // SAFETY: the two callers own the memory at `local` and keep it until this returns, which is after
-        // the batch's end.
-        let batch = unsafe { segment.submit(vec![request], SubmitOptions::default()) }?;
-        Ok(batch.wait()?)
+        let batch = py.detach(|| {
+            let segment = self.engine.segment(self.engine.name())?;
+            // SAFETY: the two callers own the memory at `local` and keep it until this returns, which is after
+            // the batch's end: `wait` returns no sooner, and a signal that raises cancels the batch, which
+            // waits for its end.
+            unsafe { segment.submit(vec![request], SubmitOptions::default()) }
+        })?;
+        Ok(self.wait(py, &batch, std::slice::from_ref(&batch))??)
     }
 
     fn check_within(&self, addr: u64, len: u64) -> Result<(), Failure> {
         let inside =
             |start: u64, size: u64| addr >= start && len <= size && addr - start <= size - len;
-        if len == 0 || self.engine().buffers().iter().any(|b| inside(b.addr, b.len)) {
+        if len == 0 || self.engine.buffers().iter().any(|b| inside(b.addr, b.len)) {
             return Ok(());
         }
         Err(Failure::new(format!("[{addr:#x}, +{len}) is in no registered or managed buffer")))
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // A fork that Python's hooks were not told of. See there.
+            std::mem::forget((self.engine.clone(), Arc::clone(&self.managed)));
+            return;
+        }
+        // The last owner is a Python object whose reference count became zero, so this thread is attached;
+        // unless the interpreter is gone, when nobody is kept waiting.
+        if Python::try_attach(|py| self.close(py)).is_none() {
+            self.engine.close();
+        }
     }
 }
 
@@ -240,26 +483,4 @@ fn is_absence(error: &Error) -> bool {
             | Error::Closed
             | Error::ForkedProcess { .. }
     )
-}
-
-/// Waits for the end of `batch`, with the interpreter lock released; looks for signals meanwhile. One that
-/// raises cancels `all`.
-pub(crate) fn wait(
-    py: Python<'_>,
-    batch: &Batch,
-    all: &[Batch],
-) -> Result<tensorferry::Result<()>, Failure> {
-    loop {
-        match py.detach(|| batch.wait_timeout(SIGNALS)) {
-            Some(result) => return Ok(result),
-            None => py_signals(py, all)?,
-        }
-    }
-}
-
-fn py_signals(py: Python<'_>, all: &[Batch]) -> Result<(), Failure> {
-    py.check_signals().map_err(|raised| {
-        py.detach(|| all.iter().for_each(Batch::cancel));
-        Failure::Raised(raised)
-    })
 }

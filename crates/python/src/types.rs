@@ -2,10 +2,11 @@
 
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
-use tensorferry::{Notification, Op};
+use pyo3::types::{PyDict, PyString, PyType};
+use tensorferry::{Error, Notification, Op};
 
-use crate::args::Text;
+use crate::args::{Message, owned};
+use crate::failure::Failure;
 
 /// Whether bytes come from the peer (`Read`, 0) or go there (`Write`, 1).
 ///
@@ -109,6 +110,9 @@ impl TransferOpcode {
     }
 }
 
+/// The engine refuses longer frames, and the texts are not all of a frame.
+const LONGEST_FRAME: u64 = 1 << 20;
+
 /// A message to a peer: two texts, free for any use. The peer finds it in `get_notifies()`.
 #[pyclass(module = "tensorferry.mooncake")]
 pub(crate) struct TransferNotify {
@@ -119,32 +123,32 @@ pub(crate) struct TransferNotify {
 impl TransferNotify {
     #[new]
     #[pyo3(
-        signature = (name=Text::default(), msg=Text::default()),
+        signature = (name=Message::default(), msg=Message::default()),
         text_signature = "(name='', msg='')"
     )]
-    fn new(name: Text, msg: Text) -> Self {
+    fn new(name: Message, msg: Message) -> Self {
         Self { inner: Notification { name: name.0, message: msg.0 } }
     }
 
     /// Free text; peers use it to tell what the message is about.
     #[getter]
-    fn name(&self) -> &str {
-        &self.inner.name
+    fn name<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        PyString::from_bytes(py, self.inner.name.as_bytes())
     }
 
     #[setter]
-    fn set_name(&mut self, name: Text) {
+    fn set_name(&mut self, name: Message) {
         self.inner.name = name.0;
     }
 
     /// Free text.
     #[getter]
-    fn msg(&self) -> &str {
-        &self.inner.message
+    fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        PyString::from_bytes(py, self.inner.message.as_bytes())
     }
 
     #[setter]
-    fn set_msg(&mut self, msg: Text) {
+    fn set_msg(&mut self, msg: Message) {
         self.inner.message = msg.0;
     }
 
@@ -158,8 +162,14 @@ impl TransferNotify {
         Self { inner }
     }
 
-    pub(crate) fn notification(&self) -> Notification {
-        self.inner.clone()
+    /// A copy, of what is not too long to be sent anyway.
+    pub(crate) fn notification(&self) -> Result<Notification, Failure> {
+        let Notification { name, message } = &self.inner;
+        let len = name.len() as u64 + message.len() as u64;
+        if len > LONGEST_FRAME {
+            return Err(Error::NotifyTooLarge { len, limit: LONGEST_FRAME }.into());
+        }
+        Ok(Notification { name: owned(name)?, message: owned(message)? })
     }
 }
 
