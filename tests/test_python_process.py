@@ -184,29 +184,155 @@ def test_a_handler_that_fails_fails_no_call():
 # Signals
 
 
+#: Calls that would take seconds, and what comes before them. A batch of 1024 requests fills the queue to a peer.
+FULL = 'assert engine.batch_transfer_async_write(peer, [addr] * 1024, [4096] * 1024, [1] * 1024)'
 WAITS = {
-    "sync": "engine.transfer_sync_write(peer, addr, 4096, 16)",
-    "read": "engine.batch_transfer_sync_read(peer, [addr], [4096], [16])",
+    "sync": ("", "engine.transfer_sync_write(peer, addr, 4096, 16)"),
+    "read": ("", "engine.batch_transfer_sync_read(peer, [addr], [4096], [16])"),
+    "full queue, sync": (FULL, "engine.transfer_sync_write(peer, addr, 4096, 1)"),
+    "full queue, async": (FULL, "engine.transfer_submit_write(peer, addr, 4096, 1)"),
+    "first address": ("", "engine.get_first_buffer_address(peer)"),
+    "probe": ("", "engine.send_probe(peer)"),
+    "long list": ("", "engine.batch_unregister_memory(range(1 << 31))"),
+    "long list of ids": ("", "engine.get_batch_transfer_status(range(1 << 31))"),
 }
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_ctrl_c_ends_a_wait(wait):
+    before, call = WAITS[wait]
     done = run(f"""
     engine, name = new()
     addr = engine.allocate_managed_buffer(16)
     listener, peer = silent_peer()
+    {before}
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
     try:
-        {WAITS[wait]}
+        {call}
     except KeyboardInterrupt:
         print("interrupted", time.monotonic() - start < 2)
-    assert engine.free_managed_buffer(addr, 16) == 0
     own = engine.allocate_managed_buffer(16)
     assert engine.transfer_sync_write(name, own, own, 16) == 0
-    """)
+    """, env={"TENSORFERRY_QUEUE_BYTES": "64KiB"})
     assert good(done) == "interrupted True\n"
+
+
+@pytest.mark.parametrize(
+    "call", ["unregister_memory(addr)", "batch_unregister_memory([addr])", "free_managed_buffer(managed, 16)"]
+)
+def test_ctrl_c_ends_a_wait_for_a_buffer_in_use(call):
+    """Which is half a second, after which its transfers are stopped."""
+    done = run(f"""
+    engine, name = new()
+    listener, peer = silent_peer()
+    def seconds():
+        memory = ctypes.create_string_buffer(16)
+        addr, managed = ctypes.addressof(memory), engine.allocate_managed_buffer(16)
+        assert engine.register_memory(addr, 16) == 0
+        assert engine.batch_transfer_async_write(peer, [addr, managed], [4096] * 2, [16] * 2)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            engine.{call}
+        except KeyboardInterrupt:
+            took = time.monotonic() - start
+        # It ends by itself.
+        time.sleep(1)
+        logging.disable()
+        assert engine.{call} in (-1, -3)
+        engine.unregister_memory(addr)
+        return took
+    print(min(seconds() for _ in range(3)) < 0.4)
+    """)
+    assert good(done) == "True\n"
+
+
+def test_ctrl_c_during_a_call_that_fails_is_not_lost():
+    """Saying that it failed runs Python code, in which signals are raised."""
+    done = run("""
+    engine, name = new()
+    listener, peer = silent_peer()
+    def answer():
+        connection, _ = listener.accept()
+        connection.recv(100)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        connection.close()
+    threading.Thread(target=answer).start()
+    try:
+        engine.send_probe(peer)
+    except KeyboardInterrupt:
+        print("interrupted")
+    assert TransferEngine.last_error() is not None
+    """)
+    assert good(done) == "interrupted\n"
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "SystemExit"])
+def test_what_wants_out_of_the_program_gets_through_the_log(raised):
+    done = run(f"""
+    class Leaving(logging.Filter):
+        def filter(self, record):
+            if {raised} is KeyboardInterrupt:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                raise {raised}
+    logging.getLogger("tensorferry.mooncake").addFilter(Leaving())
+    engine, name = new()
+    memory = ctypes.create_string_buffer(16)
+    calls = [
+        lambda: engine.unregister_memory(0x1000),
+        lambda: engine.register_memory(ctypes.addressof(memory), 16, "npu:3"),
+        lambda: TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", ""),
+    ]
+    for call in calls:
+        try:
+            call()
+        except {raised}:
+            print("raised")
+    """)
+    assert good(done) == "raised\n" * 3
+
+
+def test_a_submit_waits_for_room_in_the_queue():
+    done = run("""
+    target, name = new()
+    engine, _ = new()
+    remote = target.allocate_managed_buffer(1 << 20)
+    local = engine.allocate_managed_buffer(1 << 20)
+    lists = [[at + i for i in range(900)] for at in (local, remote)] + [[1] * 900]
+    codes = []
+    def work():
+        for _ in range(20):
+            codes.append(engine.batch_transfer_sync_write(name, *lists))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 80, (codes, TransferEngine.last_error())
+    """, env={"TENSORFERRY_QUEUE_BYTES": "64KiB"})
+    good(done)
+
+
+def test_a_submit_waits_for_room_no_longer_than_its_batch_may_take():
+    done = run(f"""
+    logging.disable()
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    start = time.monotonic()
+    {FULL}
+    assert engine.transfer_sync_write(peer, addr, 4096, 1) == -1
+    assert 1 < time.monotonic() - start < 4
+    {FULL}
+    threading.Timer(0.3, engine.close).start()
+    assert engine.transfer_sync_write(peer, addr, 4096, 1) == -1
+    assert "closed" in TransferEngine.last_error()
+    assert time.monotonic() - start < 5
+    """, env={"TENSORFERRY_QUEUE_BYTES": "64KiB", "TENSORFERRY_TRANSFER_TIMEOUT": "2s"})
+    good(done)
 
 
 def test_other_threads_run_while_one_waits():
@@ -318,6 +444,169 @@ def test_dropping_an_engine_lets_other_threads_run_and_ends_its_batches():
 # Fork
 
 
+def test_in_a_forked_child_every_call_answers_at_once():
+    done = run("""
+    logging.disable()
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(4096)
+    listener, peer = silent_peer()
+    batch = engine.batch_transfer_async_write(peer, [addr], [4096], [16])
+    assert batch and engine.transfer_check_status(batch) == 0
+    calls = {
+        "register_memory": (4096, 16), "unregister_memory": (addr,), "batch_register_memory": ([4096], [16]),
+        "batch_unregister_memory": ([addr],), "transfer_sync_write": (peer, addr, 4096, 16),
+        "transfer_sync_read": (name, addr, addr, 16), "transfer_sync": (name, addr, addr, 16, TransferOpcode.Read),
+        "batch_transfer_sync_write": (peer, [addr], [4096], [16]), "batch_transfer_sync_read": (name, [addr], [addr], [16]),
+        "batch_transfer_sync": (name, [addr], [addr], [16], TransferOpcode.Write),
+        "batch_transfer_async_write": (peer, [addr], [4096], [16]), "batch_transfer_async_read": (name, [addr], [addr], [16]),
+        "batch_transfer_async": (name, [addr], [addr], [16], TransferOpcode.Write),
+        "transfer_submit_write": (peer, addr, 4096, 16), "transfer_check_status": (batch,),
+        "get_batch_transfer_status": ([batch],), "allocate_managed_buffer": (16,), "free_managed_buffer": (addr, 4096),
+        "write_bytes_to_buffer": (addr, b"x", 1), "get_first_buffer_address": (name,), "send_probe": (name,),
+        "initialize": ("127.0.0.1", "P2PHANDSHAKE", "tcp", ""),
+    }
+    ids = [n for n in calls if "async" in n or n in ("transfer_submit_write", "allocate_managed_buffer", "get_first_buffer_address")]
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        start = time.monotonic()
+        for method, args in calls.items():
+            assert getattr(engine, method)(*args) == (0 if method in ids else -1), method
+            assert "made before a fork" in TransferEngine.last_error(), method
+        for method, args in {"read_bytes_from_buffer": (addr, 1), "get_notifies": ()}.items():
+            try:
+                getattr(engine, method)(*args)
+            except RuntimeError as error:
+                assert "made before a fork" in str(error), error
+            else:
+                raise AssertionError(method)
+        assert f"127.0.0.1:{engine.get_rpc_port()}" == name and engine.get_engine() and engine.get_engine_ptr()
+        assert engine.stats()["protocol"] == "tcp" and engine.get_batch_transfer_status([]) == 0
+        assert time.monotonic() - start < 1, time.monotonic() - start
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert engine.transfer_check_status(batch) == 0
+    assert engine.transfer_sync_write(name, addr, addr, 16) == 0
+    """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
+@pytest.mark.parametrize("end", ["engine.close()", "del engine; gc.collect()", "engine.close(); del engine; gc.collect()", ""])
+def test_a_child_of_a_busy_process_ends_at_once(end):
+    """Whatever locks the engine's threads and callers had at the fork."""
+    done = run(f"""
+    logging.disable()
+    engine, name = new()
+    other, _ = new()
+    addr = engine.allocate_managed_buffer(1 << 20)
+    local = other.allocate_managed_buffer(1 << 20)
+    stop = threading.Event()
+    def transfer(engine=engine):
+        while not stop.is_set():
+            other.batch_transfer_sync_write(name, [local] * 50, [addr] * 50, [4096] * 50)
+    def allocate(engine=engine):
+        while not stop.is_set():
+            engine.free_managed_buffer(engine.allocate_managed_buffer(64 << 10), 64 << 10)
+    def probe(engine=engine):
+        while not stop.is_set():
+            other.get_first_buffer_address(name)
+            engine.write_bytes_to_buffer(addr, b"x" * 5000, 5000)
+    def make():
+        while not stop.is_set():
+            made = TransferEngine()
+            making.append(made)
+            made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
+            making.pop().close()
+    making = []
+    threads = [threading.Thread(target=f) for f in (transfer, allocate, probe, make)]
+    for f in (transfer, allocate, probe):
+        f.__defaults__ = (engine,)
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    for i in range(40):
+        pid = os.fork()
+        if pid == 0:
+            # What a child of `multiprocessing` does not do: all of the interpreter's end.
+            signal.alarm(20)
+            threads.clear()
+            for f in (transfer, allocate, probe):
+                f.__defaults__ = None
+            for made in making:
+                made.close()
+            {end or "pass"}
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, i
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert engine.transfer_sync_write(name, addr, addr, 16) == 0
+    """, python=("-W", "ignore::DeprecationWarning"), timeout=120)
+    good(done)
+
+
+FORKING_WAITS = {
+    "sync": "engine.transfer_sync_write(peer, addr, 4096, 16)",
+    "batches": "engine.get_batch_transfer_status([engine.batch_transfer_async_write(peer, [addr], [4096], [16])])",
+    "queue": "engine.batch_transfer_sync_write(peer, [addr] * 1024, [4096] * 1024, [1] * 1024)",
+    "exchange": "engine.get_first_buffer_address(peer)",
+}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("wait", FORKING_WAITS)
+def test_a_signal_handler_may_fork_during_a_wait(wait, leaves):
+    done = run(f"""
+    logging.disable()
+    engine, name = new()
+    addr = engine.allocate_managed_buffer(16)
+    listener, peer = silent_peer()
+    if {wait == "queue"}:
+        {FULL}
+    children = []
+    def handle(*_):
+        children.append(os.fork())
+        if children[0] == 0 and {leaves}:
+            raise SystemExit(8)
+        if children[0] == 0:
+            signal.alarm(20)
+    signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        code = {FORKING_WAITS[wait]}
+    except KeyboardInterrupt:
+        # The parent went on waiting.
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == (8 if {leaves} else 7)
+    else:
+        assert children == [0] and code <= 0 and "made before a fork" in TransferEngine.last_error()
+        sys.exit(7)
+    """, env={"TENSORFERRY_QUEUE_BYTES": "64KiB"}, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
+def test_children_of_children_log_and_work():
+    done = run("""
+    lines = keep_log()
+    engine, name = new()
+    for generation in range(12):
+        pid = os.fork()
+        if pid:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+            sys.exit(7 if generation else 0)
+        signal.alarm(50)
+        os.environ["MC_TRANSFER_TIMEOUT"] = f"abc{generation}"
+        fresh, own = new()
+        deadline = time.monotonic() + 10
+        while not any(f"MC_TRANSFER_TIMEOUT=abc{generation}" in text for _, _, text in lines):
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.01)
+        assert fresh.send_probe(own) == 0
+    sys.exit(7)
+    """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
 def test_in_a_forked_child_nothing_hangs_and_a_new_engine_works():
     done = run("""
     logging.disable()
@@ -365,6 +654,49 @@ def test_a_forked_child_still_logs():
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
+# Memory that is not there
+
+
+def test_without_memory_a_call_fails_and_the_process_lives():
+    """Addresses are all there is of much memory, and a limit as of a container makes little of it short."""
+    done = run("""
+    import mmap, resource
+    logging.disable()
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    length, no_reserve = 1 << 42, 0x4000
+    addr = libc.mmap(None, length, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve, -1, 0)
+    engine, name = new()
+    assert engine.register_memory(addr, length) == 0
+    def fails(call, *args):
+        try:
+            assert call(*args) == -1, call
+        except MemoryError:
+            pass
+        else:
+            assert "memory" in TransferEngine.last_error() or "entries" in TransferEngine.last_error()
+    fails(engine.read_bytes_from_buffer, addr, length)
+    assert engine.read_bytes_from_buffer(addr, 3) == bytes(3)
+    message = TransferNotify("a", "x" * (300 << 20))
+    many, data, text = [addr] * (30 << 20), bytearray(300 << 20), "x" * (300 << 20)
+    now = int(open("/proc/self/statm").read().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (now + (200 << 20), -1))
+    fails(engine.batch_transfer_sync_write, name, many, many, many)
+    fails(engine.batch_register_memory, many, many)
+    fails(engine.batch_unregister_memory, many)
+    fails(engine.get_batch_transfer_status, many)
+    fails(engine.write_bytes_to_buffer, addr, data, len(data))
+    fails(engine.read_bytes_from_buffer, addr, len(data))
+    fails(engine.write_bytes_to_buffer, addr, text + "", len(text))
+    fails(TransferNotify, text, "")
+    fails(lambda: message.msg)
+    assert engine.transfer_sync(name, addr, addr + 64, 16, TransferOpcode.Read, message) == -1
+    assert engine.transfer_sync_write(name, addr, addr + 64, 16) == 0
+    """)
     good(done)
 
 
