@@ -143,10 +143,10 @@ const RARE: u32 = 0x5fe3_d1b7;
 fn is_readable(at: u64) -> bool {
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: compares the word with 0 and returns at once, since the wait has no time. EFAULT if the word
-    // cannot be read.
+    // SAFETY: compares the word with one that is rare, and returns at once if it is another; else it waits for
+    // no time. EFAULT if the word cannot be read.
     let done =
-        unsafe { libc::syscall(libc::SYS_futex, ptr_to(at & !3), op, 0, &raw const no_time) };
+        unsafe { libc::syscall(libc::SYS_futex, ptr_to(at & !3), op, RARE, &raw const no_time) };
     done >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
