@@ -60,3 +60,18 @@ fn the_environment_makes_it_fail() {
         "simgpu: SIMGPU_FAIL=nonsense: expected CALL:N:CODE, N the call or *, at nonsense\n"
     );
 }
+
+#[test]
+fn a_device_can_be_one_that_the_host_touches() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let folder = Folder::new();
+    folder.install("libamdhip64.so.6");
+    let source = "
+        #include <stddef.h>
+        int hipMalloc(void **out, size_t len);
+        int main(void) { void *p; if (hipMalloc(&p, 4096)) return 1; return ((char *)p)[9] = 7; }
+    ";
+    let Some(mut program) = compile(&folder, source, &["libamdhip64.so.6"]) else { return };
+    assert_eq!(program.status().unwrap().signal(), Some(libc::SIGSEGV));
+    assert_eq!(program.env("SIMGPU_ACCESS", "host").status().unwrap().code(), Some(7));
+}
