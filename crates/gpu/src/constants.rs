@@ -36,7 +36,8 @@ pub(crate) mod driver_memory {
     pub(crate) const UNIFIED: u32 = 4;
 }
 
-/// `cudaMemoryType` since CUDA 10 (`driver_types.h`), `musaMemoryType`, `hipMemoryType` since ROCm 6.
+/// `cudaMemoryType` since CUDA 10 (`driver_types.h`), `musaMemoryType`, `hipMemoryType` since ROCm
+/// 6.
 pub(crate) mod runtime_memory {
     /// Not known to the runtime: host memory.
     pub(crate) const UNREGISTERED: i32 = 0;
@@ -76,7 +77,8 @@ pub(crate) mod copy_kind {
     pub(crate) const DEVICE_TO_DEVICE: i32 = 3;
 }
 
-/// `CU_MEMHOSTALLOC_PORTABLE`, `cudaHostAllocPortable`, `hipHostMallocPortable`: pinned for all contexts.
+/// `CU_MEMHOSTALLOC_PORTABLE`, `cudaHostAllocPortable`, `hipHostMallocPortable`: pinned for all
+/// contexts.
 pub(crate) const HOST_ALLOC_PORTABLE: u32 = 1;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`, `cudaHostAllocMapped`, `hipHostMallocMapped`: a device can read it.
 pub(crate) const HOST_ALLOC_MAPPED: u32 = 2;
@@ -95,7 +97,8 @@ pub(crate) const CAPTURE_STATUS_NONE: i32 = 0;
 /// `CU_DEVICE_ATTRIBUTE_INTEGRATED`, `cudaDevAttrIntegrated`.
 pub(crate) const DEVICE_ATTRIBUTE_INTEGRATED: i32 = 18;
 
-/// Bytes given to a callee that writes an attribute struct of its own version's size (24 to 88 so far).
+/// Bytes given to a callee that writes an attribute struct of its own version's size (24 to 88 so
+/// far).
 pub(crate) const SCRATCH_LEN: usize = 256;
 /// Offset of `type` in every `…PointerAttributes`.
 pub(crate) const ATTRIBUTES_TYPE_AT: usize = 0;
@@ -154,7 +157,8 @@ pub(crate) mod code {
 mod tests {
     use super::*;
 
-    /// The renumbering that makes a device pointer of one HIP version read as host memory of the next.
+    /// The renumbering that makes a device pointer of one HIP version read as host memory of the
+    /// next.
     #[test]
     fn hip_renumbered_its_memory_types() {
         assert_eq!(hip5_memory::DEVICE, runtime_memory::HOST);

@@ -1,5 +1,5 @@
-//! CUDA through the driver's own library: it comes with the driver, its interface does not change with the toolkit, and it
-//! answers questions about addresses without making a context.
+//! CUDA through the driver's own library: it comes with the driver, its interface does not change
+//! with the toolkit, and it answers questions about addresses without making a context.
 #![expect(unsafe_code, reason = "calls into the driver")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -28,8 +28,8 @@ use crate::symbols::symbols;
 type Ptr = *mut c_void;
 
 symbols! {
-    /// The functions of `libcuda.so.1` that we call (`cuda.h`). Where two names exist, the older is another interface
-    /// with 32-bit addresses: only the `_v2` names are bound.
+    /// The functions of `libcuda.so.1` that we call (`cuda.h`). Where two names exist, the older is
+    /// another interface with 32-bit addresses: only the `_v2` names are bound.
     Table {
         required {
             init = "Init": fn(u32) -> c_int;
@@ -95,8 +95,8 @@ impl fmt::Debug for CudaDriver {
 impl CudaDriver {
     /// The table of a library that has `cuInit`; the error is a function that it lacks.
     pub(crate) fn new(library: &'static Library) -> std::result::Result<Self, String> {
-        // SAFETY: a library with NVIDIA's symbol names speaks NVIDIA's interface, whose `_v2` names have had these
-        // types since CUDA 4 to 11; a user who names another file vouches for it.
+        // SAFETY: a library with NVIDIA's symbol names speaks NVIDIA's interface, whose `_v2` names
+        // have had these types since CUDA 4 to 11; a user who names another file vouches for it.
         let table = unsafe { Table::resolve(library, |name| format!("cu{name}")) }?;
         Ok(Self { library, table, pid: std::process::id() })
     }
@@ -171,8 +171,8 @@ impl CudaDriver {
     }
 
     fn push(&self, context: Ptr, id: DeviceId) -> Result<()> {
-        // SAFETY: a context of this library: retained by us, or that of an allocation the caller vouches for; the
-        // driver answers a destroyed one with an error.
+        // SAFETY: a context of this library: retained by us, or that of an allocation the caller
+        // vouches for; the driver answers a destroyed one with an error.
         let code = unsafe { (self.table.ctx_push)(context) };
         self.check("CtxPushCurrent_v2", code, || format!("entering the context of {id}"))
     }
@@ -612,7 +612,8 @@ impl GpuRuntime for CudaDriver {
             .table
             .launch_host_func
             .ok_or_else(|| self.unsupported("LaunchHostFunc", &doing()))?;
-        // SAFETY: the caller's promise: the stream lives, and the function may be called once with `user`.
+        // SAFETY: the caller's promise: the stream lives, and the function may be called once with
+        // `user`.
         let code = unsafe { launch(stream.pointer(), function, user) };
         self.check("LaunchHostFunc", code, doing)
     }

@@ -45,7 +45,8 @@ pub(crate) trait Backend: GpuRuntime {
     fn initialise(&self) -> std::result::Result<u32, Refusal>;
 }
 
-/// One library's table in this process. Engines share it, so that a library is initialised once however many there are.
+/// One library's table in this process. Engines share it, so that a library is initialised once
+/// however many there are.
 #[derive(Clone)]
 pub(crate) struct Table {
     library: &'static Library,
@@ -53,8 +54,8 @@ pub(crate) struct Table {
     outcome: Arc<Mutex<Option<State>>>,
 }
 
-/// The process in which a vendor's library was initialised through us; 0: none. Read without a lock, since a child of a
-/// fork inherits a locked one as such.
+/// The process in which a vendor's library was initialised through us; 0: none. Read without a
+/// lock, since a child of a fork inherits a locked one as such.
 static INITIALISED_IN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 
 impl Table {
@@ -143,7 +144,8 @@ impl Table {
                 Meaning::NoDevice => {
                     State::NoDevice { file, api, versions, failure: Some(failure) }
                 }
-                // A runtime gives the same number for a driver that is too old and for one that is not there.
+                // A runtime gives the same number for a driver that is too old and for one that is
+                // not there.
                 Meaning::InsufficientDriver
                     if api != Api::CudaDriver && versions.driver.is_none() =>
                 {
@@ -187,9 +189,10 @@ struct Slot {
 
 /// Finds the vendors' libraries, and remembers what it found.
 ///
-/// Nothing is opened until it is needed; nothing is initialised but for [`Discovery::require`] (a device was named, or
-/// a report is made), or because [`Choice::Only`] says so. A library that the process has mapped already
-/// is preferred to every other file, because it is the one whose memory will be named.
+/// Nothing is opened until it is needed; nothing is initialised but for [`Discovery::require`] (a
+/// device was named, or a report is made), or because [`Choice::Only`] says so. A library that the
+/// process has mapped already is preferred to every other file, because it is the one whose memory
+/// will be named.
 pub struct Discovery {
     settings: Settings,
     pid: u32,
@@ -207,7 +210,8 @@ impl fmt::Debug for Discovery {
 enum Glance {
     /// Nothing is called that could initialise anything.
     Look,
-    /// A mapped MUSA or HIP library may be asked, which is how they find out that there is a device.
+    /// A mapped MUSA or HIP library may be asked, which is how they find out that there is a
+    /// device.
     Ask,
 }
 
@@ -242,8 +246,8 @@ impl Discovery {
         })
     }
 
-    /// What the process has mapped of a vendor, and whether somebody has initialised it. Opens no file that is not mapped,
-    /// and initialises nothing.
+    /// What the process has mapped of a vendor, and whether somebody has initialised it. Opens no
+    /// file that is not mapped, and initialises nothing.
     #[must_use]
     pub fn peek(&self, vendor: Vendor) -> State {
         if let Some(state) = self.closed(vendor) {
@@ -254,8 +258,8 @@ impl Discovery {
         slot.state.clone()
     }
 
-    /// Whether a library of this vendor is mapped, or opens and has all functions. Nothing is initialised, so this says nothing
-    /// about devices.
+    /// Whether a library of this vendor is mapped, or opens and has all functions. Nothing is
+    /// initialised, so this says nothing about devices.
     #[must_use]
     pub fn supports(&self, vendor: Vendor) -> bool {
         if self.closed(vendor).is_some() {
@@ -292,7 +296,8 @@ impl Discovery {
         Err(GpuError::NoSuchDevice { device, file: runtime.file().display().to_string(), count })
     }
 
-    /// Looks for every vendor that the settings allow, and initialises what is found: for reports to people.
+    /// Looks for every vendor that the settings allow, and initialises what is found: for reports
+    /// to people.
     #[must_use]
     pub fn examine(&self) -> [State; 3] {
         Vendor::ALL.map(|vendor| match self.closed(vendor) {
@@ -301,18 +306,21 @@ impl Discovery {
         })
     }
 
-    /// The libraries that can be asked about an address of unknown kind: those in use by this process, and no other.
+    /// The libraries that can be asked about an address of unknown kind: those in use by this
+    /// process, and no other.
     #[must_use]
     pub fn in_use(&self) -> Vec<Arc<dyn GpuRuntime>> {
         Vendor::ALL.into_iter().filter_map(|vendor| self.askable(vendor)).collect()
     }
 
-    /// What the `len` bytes at `addr` are, given what the caller says about them. `cpu` is believed. For a named device the
-    /// answer may be another memory than that, for the caller to refuse. `*` is asked of the libraries in use; nothing is
-    /// initialised for it, as a process whose library is not initialised has no device memory.
+    /// What the `len` bytes at `addr` are, given what the caller says about them. `cpu` is
+    /// believed. For a named device the answer may be another memory than that, for the caller to
+    /// refuse. `*` is asked of the libraries in use; nothing is initialised for it, as a process
+    /// whose library is not initialised has no device memory.
     ///
     /// # Errors
-    /// What a library refused, [`GpuError::Unavailable`] for a named device, [`GpuError::Straddles`].
+    /// What a library refused, [`GpuError::Unavailable`] for a named device,
+    /// [`GpuError::Straddles`].
     pub fn classify(&self, location: Location, addr: u64, len: u64) -> Result<Memory> {
         match location {
             Location::Cpu => Ok(Memory::Host),
@@ -526,7 +534,8 @@ mod tests {
         let error = discovery.require(Vendor::Cuda).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "CUDA cannot be used: CUDA was not looked for, because of TENSORFERRY_GPU=off; set it to cuda or auto"
+            "CUDA cannot be used: CUDA was not looked for, because of TENSORFERRY_GPU=off; set it \
+             to cuda or auto"
         );
         assert_eq!(discovery.classify(Location::Any, 0x1000, 8).unwrap(), Memory::Host);
     }

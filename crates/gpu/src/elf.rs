@@ -1,7 +1,8 @@
 //! Whether a file can be a shared library of this process, before the loader maps it.
 //!
-//! The loader checks headers, but not that the file is as long as they say: a truncated library kills the process
-//! by SIGBUS while it is being loaded. So files that a user names, and files at known places, are looked at first.
+//! The loader checks headers, but not that the file is as long as they say: a truncated library
+//! kills the process by SIGBUS while it is being loaded. So files that a user names, and files at
+//! known places, are looked at first.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

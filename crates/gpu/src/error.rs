@@ -101,8 +101,8 @@ impl Failure {
         }
     }
 
-    /// Whether every later call in the same context will answer the same: a kernel of the process failed
-    /// earlier, and only a new process gets rid of it.
+    /// Whether every later call in the same context will answer the same: a kernel of the process
+    /// failed earlier, and only a new process gets rid of it.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.meaning() == Meaning::Sticky
@@ -125,14 +125,16 @@ impl Failure {
                 "free device or pinned host memory, or use fewer or smaller staging buffers"
             }
             (Meaning::NotInitialised, _) => {
-                "if a parent of this process used the GPU before it forked, start this process by spawn instead of fork"
+                "if a parent of this process used the GPU before it forked, start this process by \
+                 spawn instead of fork"
             }
             (Meaning::Unloading | Meaning::Other, code::CONTEXT_IS_DESTROYED)
             | (Meaning::Unloading, _) => {
                 "the process is ending; close the engine before its last line"
             }
             (Meaning::Stub, _) => {
-                "this is the toolkit's stand-in for linking, not a driver: install the driver, or take the \
+                "this is the toolkit's stand-in for linking, not a driver: install the driver, or \
+                 take the \
                  folder `stubs` out of the library path"
             }
             (Meaning::InsufficientDriver, _) => {
@@ -140,18 +142,22 @@ impl Failure {
             }
             (Meaning::NoDevice, _) => {
                 "check that the device is visible here (nvidia-smi, mthreads-gmi, rocminfo; \
-                 CUDA_VISIBLE_DEVICES, MUSA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES; the container's device options)"
+                 CUDA_VISIBLE_DEVICES, MUSA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES; the container's \
+                 device options)"
             }
             (Meaning::NotReady, _) => "ask again later",
             (Meaning::NoContext, _) => {
-                "allocate the memory in this process before it is named, and do not reset the device"
+                "allocate the memory in this process before it is named, and do not reset the \
+                 device"
             }
             (Meaning::Sticky, _) => {
-                "a kernel of this process failed earlier and the device refuses all work until the process \
+                "a kernel of this process failed earlier and the device refuses all work until \
+                 the process \
                  ends: look for that failure, and start the process anew; host memory still moves"
             }
             (Meaning::Other, code::OPERATING_SYSTEM) => {
-                "if a parent of this process used the GPU before it forked, start this process by spawn \
+                "if a parent of this process used the GPU before it forked, start this process by \
+                 spawn \
                  instead of fork; otherwise check the permissions of the device files"
             }
             (Meaning::Other, code::DEVICE_UNAVAILABLE) => {
@@ -169,10 +175,12 @@ impl Failure {
                 "the system is not ready: check that the fabric manager runs"
             }
             (Meaning::Other, code::SYSTEM_DRIVER_MISMATCH) => {
-                "the driver was updated while its old kernel module is loaded: reload the module or restart the machine"
+                "the driver was updated while its old kernel module is loaded: reload the module \
+                 or restart the machine"
             }
             (Meaning::Other, code::COMPAT_NOT_SUPPORTED_ON_DEVICE) => {
-                "take the forward-compatibility library (cuda/compat) out of the library path, or update the driver"
+                "take the forward-compatibility library (cuda/compat) out of the library path, or \
+                 update the driver"
             }
             (Meaning::Other, code::MPS_FIRST..=code::MPS_LAST) => {
                 "check the multi-process service (nvidia-cuda-mps-control) of this machine"
@@ -222,7 +230,8 @@ pub enum GpuError {
     },
     /// The vendor has devices, but not this one.
     #[error(
-        "there is no {device}: {file} shows {count} {} device{}; check the ordinal, and which devices are \
+        "there is no {device}: {file} shows {count} {} device{}; check the ordinal, and which \
+         devices are \
          visible to this process", device.vendor.spoken(), if *count == 1 { "" } else { "s" }
     )]
     NoSuchDevice {
@@ -235,7 +244,8 @@ pub enum GpuError {
     },
     /// The process has no context on the device, and none is made on its behalf.
     #[error(
-        "{device} is not in use by this process (it has no context there); allocate the memory before it is \
+        "{device} is not in use by this process (it has no context there); allocate the memory \
+         before it is \
          registered, and do not reset the device while it is"
     )]
     NoContext {
@@ -244,7 +254,8 @@ pub enum GpuError {
     },
     /// The two ends of a range are not in the same memory.
     #[error(
-        "[{addr:#x}, +{len}) begins in {first} and ends in {last}; a range lies in one allocation: check the \
+        "[{addr:#x}, +{len}) begins in {first} and ends in {last}; a range lies in one \
+         allocation: check the \
          address and length"
     )]
     Straddles {
@@ -272,7 +283,8 @@ pub enum GpuError {
     },
     /// A parent of this process had opened the library.
     #[error(
-        "{} was opened before a fork, in process {parent}, and cannot be used in this one; start this process by \
+        "{} was opened before a fork, in process {parent}, and cannot be used in this one; start \
+         this process by \
          spawn instead of fork, or use the GPU only in children", vendor.spoken()
     )]
     Forked {
@@ -333,7 +345,8 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "pinning 1048576 bytes for cuda:0: cuMemHostAlloc answered 2 CUDA_ERROR_OUT_OF_MEMORY (out of memory); \
+            "pinning 1048576 bytes for cuda:0: cuMemHostAlloc answered 2 CUDA_ERROR_OUT_OF_MEMORY \
+             (out of memory); \
              free device or pinned host memory, or use fewer or smaller staging buffers"
         );
     }

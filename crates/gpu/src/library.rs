@@ -1,7 +1,7 @@
 //! Opening a vendor's library: by name, by path, or the copy that the process has mapped already.
 //!
-//! A library is opened once, with its symbols to itself, and never closed: vendors' runtimes leave threads and
-//! exit handlers behind.
+//! A library is opened once, with its symbols to itself, and never closed: vendors' runtimes leave
+//! threads and exit handlers behind.
 #![expect(unsafe_code, reason = "the dynamic loader is C")]
 
 use std::collections::hash_map::{Entry, HashMap};
@@ -41,30 +41,31 @@ impl Library {
         &self.file
     }
 
-    /// Whether anybody but us may have mapped it: it was there before, or something else came since.
+    /// Whether anybody but us may have mapped it: it was there before, or something else came
+    /// since.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.ours || self.generation != generation()
     }
 
     /// Whether the library has a symbol of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        // SAFETY: a data pointer fits every symbol, and it is not used.
-        unsafe { self.symbol::<*const c_void>(name) }.is_some_and(|address| !address.is_null())
+        // SAFETY: the pointer is not used.
+        unsafe { self.symbol::<unsafe extern "C" fn()>(name) }.is_some()
     }
 
     /// A function of the library.
     ///
     /// # Safety
-    /// `F` is the type of what the library has under this name, a function pointer (or a plain pointer).
+    /// `F` is the type of the function that the library has under this name.
     pub(crate) unsafe fn symbol<F: Copy>(&self, name: &str) -> Option<F> {
-        // `Option<F>` has the size of a pointer, which `get` checks, and takes the null of an unresolved IFUNC.
-        // SAFETY: the type is the caller's promise; nothing is called here.
+        // `Option<F>` has the size of a pointer, which `get` checks, and takes the null of an
+        // unresolved IFUNC. SAFETY: the type is the caller's promise; nothing is called here.
         unsafe { self.handle.get::<Option<F>>(name) }.ok().and_then(|symbol| *symbol)
     }
 }
 
-/// Which file names are tried for a vendor, in order. The plain names go through the loader's own search; the paths
-/// after them are where vendors install without telling it.
+/// Which file names are tried for a vendor, in order. The plain names go through the loader's own
+/// search; the paths after them are where vendors install without telling it.
 pub(crate) fn names(vendor: Vendor) -> &'static [&'static str] {
     match vendor {
         // `libcuda.so` last: where a toolkit is installed, it may be the stand-in for linking.
@@ -107,7 +108,8 @@ pub(crate) fn stems(vendor: Vendor) -> &'static [&'static str] {
 
 /// Opens a library by name or path.
 pub(crate) fn open(name: &Path) -> Result<&'static Library, Tried> {
-    // A name without a slash is searched for by the loader, so which file it will be is not known before.
+    // A name without a slash is searched for by the loader, so which file it will be is not known
+    // before.
     if name.as_os_str().as_bytes().contains(&b'/') {
         if !name.exists() {
             return Err(Tried {
@@ -132,8 +134,8 @@ pub(crate) fn open_mapped(name: &Path) -> Option<&'static Library> {
 }
 
 fn load(name: &Path, flags: c_int) -> Result<&'static Library, Tried> {
-    // SAFETY: what a vendor's library does while it is loaded is what every program that links it accepts; it is
-    // never unloaded, so no exit code of it runs early.
+    // SAFETY: what a vendor's library does while it is loaded is what every program that links it
+    // accepts; it is never unloaded, so no exit code of it runs early.
     let opened = unsafe { Handle::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) };
     match opened {
         Ok(handle) => Ok(keep(handle, name, flags & libc::RTLD_NOLOAD == 0)),
@@ -142,8 +144,8 @@ fn load(name: &Path, flags: c_int) -> Result<&'static Library, Tried> {
                 libloading::Error::DlOpen { source } => source.to_string(),
                 other => other.to_string(),
             };
-            // "NAME: cannot open shared object file: No such file…" with our own name says that it is not there;
-            // with another one, that it is there and needs something that is not.
+            // "NAME: cannot open shared object file: No such file…" with our own name says that it
+            // is not there; with another one, that it is there and needs something that is not.
             let absent =
                 format!("{}: cannot open shared object file: No such file", name.display());
             let found = !answer.starts_with(&absent);
@@ -152,7 +154,8 @@ fn load(name: &Path, flags: c_int) -> Result<&'static Library, Tried> {
     }
 }
 
-/// Keeps the handle for the life of the process; one per image, however often and by whatever name it is opened.
+/// Keeps the handle for the life of the process; one per image, however often and by whatever name
+/// it is opened.
 fn keep(handle: Handle, name: &Path, ours: bool) -> &'static Library {
     // glibc's handle is the address of the image's link map.
     let raw = handle.into_raw();
@@ -183,7 +186,8 @@ struct LinkMap {
 
 fn file_of(handle: *mut c_void) -> Option<PathBuf> {
     let mut map: *const LinkMap = ptr::null();
-    // SAFETY: `handle` is an open library's, and RTLD_DI_LINKMAP writes one pointer, for which there is room.
+    // SAFETY: `handle` is an open library's, and RTLD_DI_LINKMAP writes one pointer, for which
+    // there is room.
     let asked = unsafe { libc::dlinfo(handle, libc::RTLD_DI_LINKMAP, (&raw mut map).cast()) };
     if asked != 0 || map.is_null() {
         return None;
@@ -223,7 +227,8 @@ pub(crate) fn mapped(stems: &[&str]) -> Vec<PathBuf> {
     }
 
     extern "C" fn each(info: *mut libc::dl_phdr_info, _size: usize, out: *mut c_void) -> c_int {
-        // SAFETY: the loader's record, for the time of this call; the name is in every version of it.
+        // SAFETY: the loader's record, for the time of this call; the name is in every version of
+        // it.
         let name = unsafe { (*info).dlpi_name };
         if name.is_null() {
             return 0;
@@ -255,8 +260,8 @@ fn is_named(path: &[u8], stems: &[&str]) -> bool {
     })
 }
 
-/// What this process has opened. A child of a fork starts with an empty one: the lock of the parent's may be held by
-/// a thread that the child does not have.
+/// What this process has opened. A child of a fork starts with an empty one: the lock of the
+/// parent's may be held by a thread that the child does not have.
 pub(crate) struct Process {
     /// The process that it belongs to.
     pub(crate) pid: u32,

@@ -11,7 +11,8 @@ pub enum Memory {
     PinnedHost {
         /// The device it was pinned for.
         device: DeviceId,
-        /// Where the host reads it; differs from the address asked about where the device has an address of its own.
+        /// Where the host reads it; differs from the address asked about where the device has an
+        /// address of its own.
         host: u64,
         /// The host reads it uncached: staging is faster than reading.
         write_combined: bool,
@@ -20,16 +21,18 @@ pub enum Memory {
     Device {
         /// Whose memory it is.
         device: DeviceId,
-        /// Unique per allocation in this process, where the runtime has such a number: another one at the
-        /// same address means that the allocation is another one.
+        /// Unique per allocation in this process, where the runtime has such a number: another one
+        /// at the same address means that the allocation is another one.
         buffer_id: Option<u64>,
         /// Start of the range that is known to belong together.
         base: u64,
-        /// Its length. For virtual memory (expandable segments) and pools these two are the range that was
-        /// asked about: the reservation around it may be terabytes, and mapped in part only.
+        /// Its length. For virtual memory (expandable segments) and pools these two are the range
+        /// that was asked about: the reservation around it may be terabytes, and mapped in part
+        /// only.
         size: u64,
     },
-    /// Managed memory: the host could touch it, but the pages would migrate, or fault while a kernel runs.
+    /// Managed memory: the host could touch it, but the pages would migrate, or fault while a
+    /// kernel runs.
     Managed {
         /// Where it lives at first.
         device: DeviceId,

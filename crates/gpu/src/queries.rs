@@ -1,4 +1,5 @@
-//! What the memory at an address is, asked of a driver interface: the questions that need and make no context.
+//! What the memory at an address is, asked of a driver interface: the questions that need and make
+//! no context.
 #![expect(unsafe_code, reason = "calls into the driver")]
 
 use std::ffi::{c_int, c_void};
@@ -47,15 +48,17 @@ pub(crate) struct Answer {
 }
 
 impl PointerQueries {
-    /// Asks about one address; the error is the driver's code. Host memory costs one question, and so does device
-    /// memory of CUDA.
+    /// Asks about one address; the error is the driver's code. Host memory costs one question, and
+    /// so does device memory of CUDA.
     pub(crate) fn ask(&self, addr: u64) -> std::result::Result<Answer, i32> {
-        // CUDA's plural form gives zeros for memory that it does not know, where the singular form gives an error,
-        // which tools list as the program's mistake. MUSA's stops at the first attribute that fails.
+        // CUDA's plural form gives zeros for memory that it does not know, where the singular form
+        // gives an error, which tools list as the program's mistake. MUSA's stops at the first
+        // attribute that fails.
         if let (Vendor::Cuda, Some(many)) = (self.vendor, self.many) {
             match self.ask_many(many, &ATTRIBUTES, addr) {
                 Ok(slots) => return Ok(Answer::from_slots(slots)),
-                // An old driver that does not know one of the attributes; or, for interposers, the pointer.
+                // An old driver that does not know one of the attributes; or, for interposers, the
+                // pointer.
                 Err(code::INVALID_VALUE) => {}
                 Err(other) => return Err(other),
             }
@@ -72,7 +75,8 @@ impl PointerQueries {
             return Ok(Answer::from_slots(rest));
         }
         for (slot, wanted) in slots.iter_mut().zip(ATTRIBUTES).skip(1) {
-            // Not every version knows each; zero is "unknown" for all but the ordinal, which every version has.
+            // Not every version knows each; zero is "unknown" for all but the ordinal, which every
+            // version has.
             match self.ask_one(wanted, addr) {
                 Ok(value) => *slot = value,
                 Err(refused) if wanted == attribute::DEVICE_ORDINAL => return Err(refused),
@@ -84,9 +88,11 @@ impl PointerQueries {
 
     /// One attribute; the error is the driver's code.
     pub(crate) fn ask_one(&self, wanted: c_int, addr: u64) -> std::result::Result<u64, i32> {
-        // Some attributes are 4 bytes wide, one was 8 where its users thought 4: each gets 8, zeroed.
+        // Some attributes are 4 bytes wide, one was 8 where its users thought 4: each gets 8,
+        // zeroed.
         let mut slot = 0_u64;
-        // SAFETY: the driver writes at most 8 bytes to `slot`, during the call; `addr` may be anything.
+        // SAFETY: the driver writes at most 8 bytes to `slot`, during the call; `addr` may be
+        // anything.
         let code = unsafe { (self.one)((&raw mut slot).cast(), wanted, addr) };
         if code == 0 { Ok(slot) } else { Err(code) }
     }
@@ -105,7 +111,8 @@ impl PointerQueries {
         }
         let count = wanted.len().min(names.len());
         names[..count].copy_from_slice(&wanted[..count]);
-        // SAFETY: `count` names and outputs, each output an 8-byte slot that outlives the call; `addr` may be anything.
+        // SAFETY: `count` names and outputs, each output an 8-byte slot that outlives the call;
+        // `addr` may be anything.
         let code = unsafe { many(count as u32, names.as_mut_ptr(), outputs.as_mut_ptr(), addr) };
         if code == 0 { Ok(slots) } else { Err(code) }
     }
@@ -115,7 +122,8 @@ impl Answer {
     fn from_slots(slots: [u64; ATTRIBUTES.len()]) -> Self {
         let [kind, ordinal, managed, buffer_id, start, size, context, host] = slots;
         Self {
-            // Four bytes were written to the front of a zeroed slot; our machines are little-endian.
+            // Four bytes were written to the front of a zeroed slot; our machines are
+            // little-endian.
             kind: kind as u32,
             ordinal: ordinal as u32,
             managed: managed as u32 != 0,
@@ -153,7 +161,8 @@ impl Answer {
             }
             driver_memory::DEVICE => Ok(Look {
                 memory: Memory::Device { device, buffer_id, base: addr, size: 0 },
-                // Virtual memory and pools have no context, and their range is a reservation with holes in it.
+                // Virtual memory and pools have no context, and their range is a reservation with
+                // holes in it.
                 extent: (fits && self.context != 0).then_some(whole),
             }),
             driver_memory::ARRAY => {
@@ -180,7 +189,8 @@ impl Look {
     }
 }
 
-/// What a range is, by looking at its first byte and, where that does not answer for all of it, at its last.
+/// What a range is, by looking at its first byte and, where that does not answer for all of it, at
+/// its last.
 pub(crate) fn range(addr: u64, len: u64, look: impl Fn(u64) -> Result<Look>) -> Result<Memory> {
     let straddles = |first: Memory, last: &str| GpuError::Straddles {
         addr,
@@ -273,7 +283,8 @@ mod tests {
         assert!(range(0x1000, 0x1000, look).is_ok());
         assert_eq!(
             range(0x1000, 0x1001, look).unwrap_err().to_string(),
-            "[0x1000, +4097) begins in memory of cuda:2 and ends in another allocation there; a range lies in one \
+            "[0x1000, +4097) begins in memory of cuda:2 and ends in another allocation there; a \
+             range lies in one \
              allocation: check the address and length"
         );
         assert!(

@@ -1,5 +1,5 @@
-//! The interface that CUDA's runtime, MUSA and HIP share: the same functions under three prefixes, with one struct whose
-//! size and numbers differ between versions.
+//! The interface that CUDA's runtime, MUSA and HIP share: the same functions under three prefixes,
+//! with one struct whose size and numbers differ between versions.
 #![expect(unsafe_code, reason = "calls into the runtime")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,8 +34,8 @@ use crate::symbols::symbols;
 type Ptr = *mut c_void;
 
 symbols! {
-    /// The functions of a runtime that we call (`cuda_runtime_api.h`, `hip_runtime_api.h`). None of them has another type
-    /// in another version; the twins with `_ptsz` and `_ptds` are not bound.
+    /// The functions of a runtime that we call (`cuda_runtime_api.h`, `hip_runtime_api.h`). None of
+    /// them has another type in another version; the twins with `_ptsz` and `_ptds` are not bound.
     Table {
         required {
             get_device_count = "GetDeviceCount": fn(*mut c_int) -> c_int;
@@ -90,7 +90,8 @@ symbols! {
 }
 
 symbols! {
-    /// The driver beneath a CUDA or MUSA runtime, for the questions that the runtime answers only from within a context.
+    /// The driver beneath a CUDA or MUSA runtime, for the questions that the runtime answers only
+    /// from within a context.
     DriverTable {
         required {
             device_get_count = "DeviceGetCount": fn(*mut c_int) -> c_int;
@@ -142,8 +143,9 @@ fn spell(api: Api, name: &str) -> String {
 impl Runtime {
     /// The table of a library that has the vendor's functions; the error is one that it lacks.
     pub(crate) fn new(api: Api, library: &'static Library) -> std::result::Result<Self, String> {
-        // SAFETY: a library with the vendor's symbol names speaks its interface, and these functions have had these types
-        // since CUDA 10, HIP 5 and MUSA 1; a user who names another file vouches for it.
+        // SAFETY: a library with the vendor's symbol names speaks its interface, and these
+        // functions have had these types since CUDA 10, HIP 5 and MUSA 1; a user who names another
+        // file vouches for it.
         let table = unsafe { Table::resolve(library, |name| spell(api, name)) }?;
         let hip = if api == Api::HipRuntime {
             // Without the version, what a memory type means would be a guess.
@@ -177,8 +179,8 @@ impl Runtime {
         }
     }
 
-    /// Makes a call, and takes back the "last error" that it leaves for the thread's next user, unless there was one
-    /// before, which is somebody else's to find.
+    /// Makes a call, and takes back the "last error" that it leaves for the thread's next user,
+    /// unless there was one before, which is somebody else's to find.
     fn quietly(&self, call: impl FnOnce() -> c_int) -> c_int {
         // SAFETY: takes nothing.
         let before = self.table.peek_at_last_error.map_or(0, |peek| unsafe { peek() });
@@ -223,8 +225,8 @@ impl Runtime {
         DeviceId::new(self.api.vendor(), ordinal)
     }
 
-    /// The driver beneath, if it is mapped: in the library itself, or under its own name. MUSA's is opened if need be; it is
-    /// what the runtime opens, too.
+    /// The driver beneath, if it is mapped: in the library itself, or under its own name. MUSA's is
+    /// opened if need be; it is what the runtime opens, too.
     fn driver(&self) -> Option<&DriverTable> {
         let (prefix, stem, name) = match self.api {
             Api::CudaRuntime => ("cu", "libcuda", None),
@@ -297,7 +299,8 @@ impl Runtime {
     }
 
     fn set_device(&self, ordinal: u32) -> Result<()> {
-        // SAFETY: takes one number; the device is one that a caller named or whose memory was found, never a trial.
+        // SAFETY: takes one number; the device is one that a caller named or whose memory was
+        // found, never a trial.
         let code = self.quietly(|| unsafe { (self.table.set_device)(ordinal as c_int) });
         self.check("SetDevice", code, || format!("entering {}", self.id(ordinal)))
     }
@@ -306,13 +309,15 @@ impl Runtime {
     fn look(&self, addr: u64) -> Result<Look> {
         let mut scratch = Scratch([0; SCRATCH_LEN]);
         let pointer = ptr::without_provenance_mut(addr as usize);
-        // SAFETY: the runtime writes a struct of its own version's size, 88 bytes at most so far, to 256.
+        // SAFETY: the runtime writes a struct of its own version's size, 88 bytes at most so far,
+        // to 256.
         let code = self.quietly(|| unsafe {
             (self.table.pointer_get_attributes)(scratch.0.as_mut_ptr().cast(), pointer)
         });
         if code != 0 {
             let failure = self.failure("PointerGetAttributes", code);
-            // Before CUDA 11, in HIP and in older MUSA, memory that is not known is an error. So it is without a device.
+            // Before CUDA 11, in HIP and in older MUSA, memory that is not known is an error. So it
+            // is without a device.
             let nothing = means_host(&failure) || failure.meaning() == Meaning::NoDevice;
             if nothing || (self.api == Api::HipRuntime && code == code::INVALID_DEVICE) {
                 return Ok(Look::host());
@@ -439,8 +444,8 @@ impl Runtime {
         }
     }
 
-    /// Runs `ask` on a thread of its own that is on `named`: the caller's thread stays where it is, and the question makes no
-    /// context anywhere else.
+    /// Runs `ask` on a thread of its own that is on `named`: the caller's thread stays where it is,
+    /// and the question makes no context anywhere else.
     fn on_device<T: Send>(&self, named: u32, ask: impl Fn() -> Result<T> + Sync) -> Result<T> {
         thread::scope(|scope| {
             let asked =
@@ -509,7 +514,8 @@ impl Backend for Runtime {
     fn awake(&self) -> Awake {
         let Some(driver) = self.driver() else { return Awake::Unknown };
         let mut count = 0;
-        // SAFETY: writes one int, during the call; answers an error as long as nobody has initialised the driver.
+        // SAFETY: writes one int, during the call; answers an error as long as nobody has
+        // initialised the driver.
         match unsafe { (driver.device_get_count)(&raw mut count) } {
             0 => Awake::Yes,
             _ => Awake::No,
@@ -655,7 +661,8 @@ impl GpuRuntime for Runtime {
         let code = self.quietly(|| unsafe { (self.table.get_device)(&raw mut before) });
         self.check("GetDevice", code, || format!("entering {id}"))?;
         if before == ordinal as c_int {
-            // Where this only confirms a choice, it makes the choice a context, as the caller's own work would.
+            // Where this only confirms a choice, it makes the choice a context, as the caller's own
+            // work would.
             self.set_device(ordinal)?;
             return Ok(Entered::new(id, None));
         }
@@ -672,7 +679,8 @@ impl GpuRuntime for Runtime {
 
     fn relax_capture(&self) -> Result<RelaxedCapture<'_>> {
         self.here()?;
-        // The driver's own function, where it can be had: the runtime's makes a context on device 0.
+        // The driver's own function, where it can be had: the runtime's makes a context on device
+        // 0.
         let below = self.driver().and_then(|driver| driver.thread_exchange_capture_mode);
         let Some(exchange) = below.or(self.table.thread_exchange_capture_mode) else {
             return Ok(RelaxedCapture::new(None));
@@ -918,7 +926,8 @@ impl GpuRuntime for Runtime {
             .table
             .launch_host_func
             .ok_or_else(|| self.unsupported(spell(self.api, "LaunchHostFunc"), doing()))?;
-        // SAFETY: the caller's promise: the stream lives, and the function may be called once with `user`.
+        // SAFETY: the caller's promise: the stream lives, and the function may be called once with
+        // `user`.
         let code = self.quietly(|| unsafe { launch(stream.pointer(), function, user) });
         self.check("LaunchHostFunc", code, doing)
     }

@@ -1,4 +1,5 @@
-//! What a user can choose. The values come from the engine's configuration; nothing here reads the environment.
+//! What a user can choose. The values come from the engine's configuration; nothing here reads the
+//! environment.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use crate::device::{ParseError, Vendor};
 /// Which vendors may be looked for: the setting `TENSORFERRY_GPU`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Choice {
-    /// Whatever the process turns out to use; a library is initialised only for a device that was named.
+    /// Whatever the process turns out to use; a library is initialised only for a device that was
+    /// named.
     #[default]
     Auto,
     /// None: no GPU library is looked for, opened or asked.

@@ -123,7 +123,8 @@ pub enum State {
         /// The function that it lacks, if that is what is wrong.
         missing: Option<String>,
     },
-    /// The process has mapped the library, and nobody has initialised it: there is no device memory yet.
+    /// The process has mapped the library, and nobody has initialised it: there is no device memory
+    /// yet.
     Mapped {
         /// Its file.
         file: PathBuf,
@@ -245,12 +246,14 @@ impl fmt::Display for State {
         match self {
             Self::NotLookedFor { vendor, choice } if choice.allows(*vendor) => write!(
                 f,
-                "{} was not looked for, because nothing in this process uses it and no location names it",
+                "{} was not looked for, because nothing in this process uses it and no location \
+                 names it",
                 vendor.spoken()
             ),
             Self::NotLookedFor { vendor, choice } => write!(
                 f,
-                "{} was not looked for, because of TENSORFERRY_GPU={choice}; set it to {vendor} or auto",
+                "{} was not looked for, because of TENSORFERRY_GPU={choice}; set it to {vendor} \
+                 or auto",
                 vendor.spoken()
             ),
             Self::Missing { vendor, tried } => {
@@ -281,7 +284,8 @@ impl fmt::Display for State {
             ),
             Self::NoDriver { file, versions, failure, api } => write!(
                 f,
-                "{} found no driver: {failure} ({api}, {versions}); install the {} driver, and in a container \
+                "{} found no driver: {failure} ({api}, {versions}); install the {} driver, and in \
+                 a container \
                  hand the devices in",
                 file.display(),
                 api.vendor().spoken()
@@ -311,7 +315,8 @@ impl fmt::Display for State {
             ),
             Self::Forked { vendor, parent } => write!(
                 f,
-                "{} was initialised before a fork, in process {parent}; start this process by spawn instead of \
+                "{} was taken into use before a fork, in process {parent}; start this process by \
+                 spawn instead of \
                  fork, or use the GPU only in children",
                 vendor.spoken()
             ),
@@ -351,7 +356,8 @@ mod tests {
         };
         assert_eq!(
             state.to_string(),
-            "no HIP library was found (tried a.so.1, a.so; the first answered: a.so.1: no); install the vendor's \
+            "no HIP library was found (tried a.so.1, a.so; the first answered: a.so.1: no); \
+             install the vendor's \
              driver, or name the file with TENSORFERRY_HIP_LIBRARY"
         );
         assert_eq!(state.word(), "missing");

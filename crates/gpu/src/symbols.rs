@@ -2,8 +2,9 @@
 
 /// Declares a table of functions of one library.
 ///
-/// Names are given without the vendor's prefix; `spell` makes the full name. A function of `required` that is
-/// missing makes the whole table unusable and is named; one of `optional` is `None`, and listed in `absent`.
+/// Names are given without the vendor's prefix; `spell` makes the full name. A function of
+/// `required` that is missing makes the whole table unusable and is named; one of `optional` is
+/// `None`, and listed in `absent`.
 macro_rules! symbols {
     (
         $(#[$doc:meta])*
@@ -25,8 +26,9 @@ macro_rules! symbols {
             /// Looks every function up; the error is the name of a required one that is missing.
             ///
             /// # Safety
-            /// `library` speaks the interface that this table describes: a symbol's type cannot be looked up.
-            /// The pointers stay good for the life of the process, because no [`Library`] is ever closed.
+            /// `library` speaks the interface that this table describes: a symbol's type cannot be
+            /// looked up. The pointers stay good for the life of the process, because no
+            /// [`Library`] is ever closed.
             ///
             /// [`Library`]: crate::library::Library
             pub(crate) unsafe fn resolve(
@@ -39,7 +41,8 @@ macro_rules! symbols {
                 Ok(Self {
                     $($field: {
                         let name = spell($name);
-                        // SAFETY: the caller vouches for the library, so this name has this type in it.
+                        // SAFETY: the caller vouches for the library, so this name has this type in
+                        // it.
                         match unsafe { library.symbol(&name) } {
                             Some(function) => function,
                             None => return Err(name),
@@ -47,7 +50,8 @@ macro_rules! symbols {
                     },)*
                     $($may: {
                         let name = spell($may_name);
-                        // SAFETY: the caller vouches for the library, so this name has this type in it.
+                        // SAFETY: the caller vouches for the library, so this name has this type in
+                        // it.
                         let found = unsafe { library.symbol(&name) };
                         if found.is_none() {
                             absent.push(name);
