@@ -4,4 +4,5 @@
 
 mod children;
 mod finding;
+mod simulated;
 mod stubs;
