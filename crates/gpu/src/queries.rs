@@ -139,8 +139,8 @@ impl Answer {
     pub(crate) fn look(self, vendor: Vendor, addr: u64) -> Result<Look> {
         let device = DeviceId::new(vendor, self.ordinal);
         let buffer_id = (self.buffer_id != 0).then_some(self.buffer_id);
-        let whole = (self.start, self.size);
         let fits = self.size != 0 && addr >= self.start && addr - self.start < self.size;
+        let extent = fits.then_some((self.start, self.size));
         match self.kind {
             0 => Ok(Look::host()),
             driver_memory::HOST => Ok(Look {
@@ -149,21 +149,20 @@ impl Answer {
                     host: if self.host == 0 { addr } else { self.host },
                     write_combined: false,
                 },
-                extent: fits.then_some(whole),
+                extent,
+                has_holes: false,
             }),
             driver_memory::DEVICE | driver_memory::UNIFIED
                 if self.managed || self.kind == driver_memory::UNIFIED =>
             {
-                Ok(Look {
-                    memory: Memory::Managed { device, buffer_id },
-                    extent: fits.then_some(whole),
-                })
+                let memory = Memory::Managed { device, buffer_id };
+                Ok(Look { memory, extent, has_holes: false })
             }
             driver_memory::DEVICE => Ok(Look {
                 memory: Memory::Device { device, buffer_id, base: addr, size: 0 },
-                // Virtual memory and pools have no context, and their range is a reservation with
-                // holes in it.
-                extent: (fits && self.context != 0).then_some(whole),
+                extent,
+                // Virtual memory and pools have no context.
+                has_holes: self.context == 0,
             }),
             driver_memory::ARRAY => {
                 Err(GpuError::UnknownKind { addr, vendor, kind: "an array".to_owned() })
@@ -179,13 +178,16 @@ impl Answer {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Look {
     pub(crate) memory: Memory,
-    /// Start and length of the allocation, where the interface tells and it is mapped throughout.
+    /// Start and length of the allocation, or of the reservation that it is in, where the
+    /// interface tells.
     pub(crate) extent: Option<(u64, u64)>,
+    /// The extent may be a reservation of which only parts are mapped.
+    pub(crate) has_holes: bool,
 }
 
 impl Look {
     pub(crate) fn host() -> Self {
-        Self { memory: Memory::Host, extent: None }
+        Self { memory: Memory::Host, extent: None, has_holes: false }
     }
 }
 
@@ -203,19 +205,20 @@ pub(crate) fn range(addr: u64, len: u64, look: impl Fn(u64) -> Result<Look>) -> 
         return Err(straddles(first.memory, "no address at all"));
     };
     let inside = first.extent.is_some_and(|(start, size)| last - start < size);
-    if !inside && last != addr {
+    if last != addr && (!inside || first.has_holes) {
         let end = look(last)?;
         if !first.memory.continues_as(end.memory) {
             return Err(straddles(first.memory, &spoken(end.memory)));
         }
         // Two allocations that happen to lie side by side are not one.
-        if first.extent.is_some() && first.memory.staged_on().is_some() {
+        if !inside && first.extent.is_some() && first.memory.staged_on().is_some() {
             return Err(straddles(first.memory, "another allocation there"));
         }
     }
     Ok(match first.memory {
         Memory::Device { device, buffer_id, .. } => {
-            let (base, size) = first.extent.unwrap_or((addr, len));
+            let whole = first.extent.filter(|_| !first.has_holes);
+            let (base, size) = whole.unwrap_or((addr, len));
             Memory::Device { device, buffer_id, base, size }
         }
         other => other,
@@ -243,6 +246,7 @@ mod tests {
         Look {
             memory: Memory::Device { device: DEVICE, buffer_id: Some(5), base: addr, size: 0 },
             extent,
+            has_holes: false,
         }
     }
 
@@ -262,11 +266,18 @@ mod tests {
 
     #[test]
     fn virtual_memory_is_looked_at_from_both_ends_and_not_widened() {
-        let memory = range(0x1100, 0x9000, |addr| Ok(device_memory(addr, None)));
+        let reserved = Some((0x1000, 1 << 40));
+        let looks = Cell::new(0);
+        let look = |addr| {
+            looks.set(looks.get() + 1);
+            Ok(Look { has_holes: true, ..device_memory(addr, reserved) })
+        };
         assert_eq!(
-            memory.unwrap(),
+            range(0x1100, 0x9000, look).unwrap(),
             Memory::Device { device: DEVICE, buffer_id: Some(5), base: 0x1100, size: 0x9000 }
         );
+        assert_eq!(looks.get(), 2);
+        assert!(range(0x1100, 1 << 41, look).is_err());
     }
 
     #[test]

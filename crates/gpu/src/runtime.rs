@@ -83,7 +83,6 @@ symbols! {
             device_total_mem = "DeviceTotalMem": fn(*mut usize, c_int) -> c_int;
             device_get_uuid = "DeviceGetUuid": fn(*mut u8, c_int) -> c_int;
             pointer_get_attribute = "PointerGetAttribute": fn(Ptr, c_int, u64) -> c_int;
-            mem_get_address_range = "MemGetAddressRange": fn(*mut u64, *mut usize, u64) -> c_int;
             stream_wait_value = "StreamWaitValue32": fn(Ptr, Ptr, u32, u32, u32) -> c_int;
         }
     }
@@ -100,6 +99,7 @@ symbols! {
         optional {
             get_error_name = "GetErrorName": fn(c_int, *mut *const c_char) -> c_int;
             pointer_get_attributes = "PointerGetAttributes": fn(u32, *mut c_int, *mut Ptr, u64) -> c_int;
+            mem_host_get_flags = "MemHostGetFlags": fn(*mut u32, Ptr) -> c_int;
             device_get_name = "DeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
             device_total_mem = "DeviceTotalMem_v2": fn(*mut usize, c_int) -> c_int;
             device_get_uuid = "DeviceGetUuid": fn(*mut u8, c_int) -> c_int;
@@ -329,7 +329,10 @@ impl Runtime {
         let mut extent = None;
         match &mut memory {
             Memory::PinnedHost { host, write_combined, .. } => {
-                *write_combined = *write_combined || self.is_write_combined(*host);
+                // HIP has told that by now.
+                if let Some(ask) = self.table.host_get_flags.filter(|_| self.hip.is_none()) {
+                    *write_combined = self.is_write_combined(ask, *host);
+                }
             }
             Memory::Device { buffer_id, .. } => {
                 *buffer_id = self.hip_attribute(pointer_attribute::BUFFER_ID, addr);
@@ -340,7 +343,8 @@ impl Runtime {
             }
             Memory::Host => {}
         }
-        Ok(Look { memory, extent })
+        // HIP does not say whether that is a reservation, and the others say nothing at all.
+        Ok(Look { memory, extent, has_holes: true })
     }
 
     fn understand(&self, addr: u64, scratch: &Scratch) -> Result<Memory> {
@@ -401,18 +405,16 @@ impl Runtime {
     }
 
     fn hip_extent(&self, addr: u64) -> Option<(u64, u64)> {
-        let ask = self.hip.as_ref()?.mem_get_address_range?;
-        let (mut base, mut size) = (0, 0);
-        // SAFETY: writes an address and a size, during the call; `addr` may be anything.
-        let code = self.quietly(|| unsafe { ask(&raw mut base, &raw mut size, addr) });
-        let size = size as u64;
-        (code == 0 && addr >= base && addr - base < size).then_some((base, size))
+        let start = self.hip_attribute(pointer_attribute::RANGE_START_ADDR, addr)?;
+        let size = self.hip_attribute(pointer_attribute::RANGE_SIZE, addr)?;
+        (addr >= start && addr - start < size).then_some((start, size))
     }
 
-    fn is_write_combined(&self, host: u64) -> bool {
-        let Some(ask) = self.table.host_get_flags.filter(|_| self.hip.is_none()) else {
-            return false;
-        };
+    fn is_write_combined(
+        &self,
+        ask: unsafe extern "C" fn(*mut u32, Ptr) -> c_int,
+        host: u64,
+    ) -> bool {
         let mut flags = 0;
         let pointer = ptr::without_provenance_mut(host as usize);
         // SAFETY: writes one int, during the call; the address may be anything.
@@ -424,7 +426,13 @@ impl Runtime {
     fn look_below(&self, queries: PointerQueries, addr: u64) -> Option<Result<Look>> {
         let vendor = self.api.vendor();
         match queries.ask(addr) {
-            Ok(answer) => Some(answer.look(vendor, addr)),
+            Ok(answer) => Some(answer.look(vendor, addr).map(|mut look| {
+                if let Memory::PinnedHost { host, write_combined, .. } = &mut look.memory {
+                    let ask = self.driver().and_then(|driver| driver.mem_host_get_flags);
+                    *write_combined = ask.is_some_and(|ask| self.is_write_combined(ask, *host));
+                }
+                look
+            })),
             Err(code) => {
                 let failure = self.driver_failure(code);
                 match failure.meaning() {

@@ -4,5 +4,6 @@
 
 mod children;
 mod finding;
+mod real;
 mod simulated;
 mod stubs;
