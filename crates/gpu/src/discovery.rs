@@ -289,7 +289,9 @@ impl Discovery {
     /// [`GpuError::Unavailable`] with the state and its reason, [`GpuError::NoSuchDevice`].
     pub fn require_device(&self, device: DeviceId) -> Result<Arc<dyn GpuRuntime>> {
         let runtime = self.require_for(device.vendor, || device.to_string())?;
-        let count = runtime.device_count()?;
+        // As counted when it was initialised: the number does not change, and a call could fail.
+        let known = |state: &State| state.ready().map_or(0, |found| found.devices.len());
+        let count = u32::try_from(known(&self.slot(device.vendor).state)).unwrap_or(u32::MAX);
         if device.ordinal < count {
             return Ok(runtime);
         }

@@ -134,7 +134,8 @@ pub enum Context {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Thread {
     /// One that does nothing else. Nothing has to be found out and restored, which for a runtime
-    /// interface can itself make a context on device 0.
+    /// interface can itself make a context on device 0; so there the device stays the thread's
+    /// after the guard is dropped.
     Ours,
     /// A caller's: its current device and context are restored when the guard is dropped.
     Callers,

@@ -1,6 +1,8 @@
 //! What the tables do, against the simulator: every test for every vendor's table, each in a
 //! process of its own.
 
+#![allow(clippy::multiple_unsafe_ops_per_block, reason = "one promise covers a whole scenario")]
+
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -193,7 +195,7 @@ fn memory(sim: &Sim) {
 
 /// `*`, which initialises nothing and makes no context where a driver answers.
 fn unnamed(sim: &Sim) {
-    let host = vec![0_u8; 64];
+    let host = [0_u8; 64];
     let ask = |addr| sim.discovery.classify(Location::Any, addr, 64);
     let before = sim.control.count("pointer_queries");
     let addr = sim.alloc(1, MIB, Kind::Device);
@@ -374,7 +376,7 @@ fn ordering(sim: &Sim) {
 }
 
 fn callers_thread(sim: &Sim) {
-    let host = vec![0_u8; 64];
+    let host = [0_u8; 64];
     let addr = sim.alloc(1, MIB, Kind::Device);
     let before = sim.control.count("thread.context");
     let runtime = sim.runtime();
