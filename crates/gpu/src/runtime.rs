@@ -102,6 +102,7 @@ symbols! {
             mem_host_get_flags = "MemHostGetFlags": fn(*mut u32, Ptr) -> c_int;
             device_get_name = "DeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
             device_total_mem = "DeviceTotalMem_v2": fn(*mut usize, c_int) -> c_int;
+            device_get_uuid_v2 = "DeviceGetUuid_v2": fn(*mut u8, c_int) -> c_int;
             device_get_uuid = "DeviceGetUuid": fn(*mut u8, c_int) -> c_int;
             thread_exchange_capture_mode = "ThreadExchangeStreamCaptureMode": fn(*mut c_int) -> c_int;
             stream_wait_value = "StreamWaitValue32_v2": fn(Ptr, u64, u32, u32) -> c_int;
@@ -585,7 +586,7 @@ impl GpuRuntime for Runtime {
             .and_then(|driver| driver.device_total_mem)
             .or_else(|| hip.and_then(|hip| hip.device_total_mem));
         let uuid_of = driver
-            .and_then(|driver| driver.device_get_uuid)
+            .and_then(|driver| driver.device_get_uuid_v2.or(driver.device_get_uuid))
             .or_else(|| hip.and_then(|hip| hip.device_get_uuid));
         let name = name_of.and_then(|get| {
             // SAFETY: writes at most `len` bytes to `out`, during the call.

@@ -169,6 +169,21 @@ child_test! {
 }
 
 child_test! {
+    fn threads_that_ask_together_initialise_once(STUB_INIT = 999) {
+        let file = stub!("a/libcuda.so.1");
+        let stub = Stub::open(&file);
+        let engines: Vec<_> = (0..4).map(|_| with_library(Vendor::Cuda, &file)).collect();
+        std::thread::scope(|scope| {
+            for at in 0..16 {
+                let engine = &engines[at % engines.len()];
+                scope.spawn(move || assert!(engine.require(Vendor::Cuda).is_err()));
+            }
+        });
+        assert_eq!(stub.inits(), 1);
+    }
+}
+
+child_test! {
     fn a_stand_in_for_linking_is_recognised(STUB_INIT = 34) {
         fails_once("init-failed", "stand-in for linking");
     }

@@ -7,11 +7,11 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorferry_gpu::{
-    Context, DeviceId, Discovery, GpuError, GpuRuntime, Location, Memory, Settings, StreamHandle,
-    Thread, Vendor,
+    Api, Context, DeviceId, Discovery, GpuError, GpuRuntime, Location, Memory, Settings,
+    StreamHandle, Thread, Vendor,
 };
 use tensorferry_simgpu::{Control, Memory as Kind, install, library};
 
@@ -99,6 +99,7 @@ macro_rules! tables {
             table_test! { ranges_are_checked_at_both_ends = ranges }
             table_test! { an_address_given_out_again_is_noticed = reuse }
             table_test! { copies_are_asynchronous_and_exact = copies }
+            table_test! { the_legacy_stream_does_not_hold_us_up = legacy }
             table_test! { a_callers_stream_is_waited_for_and_made_to_wait = ordering }
             table_test! { a_callers_thread_is_left_as_it_was = callers_thread }
             table_test! { a_capture_survives_us = capture }
@@ -303,6 +304,38 @@ fn on_our_thread(sim: &Sim, runtime: &dyn GpuRuntime, (addr, other): (u64, u64),
     assert_eq!(seen, pattern);
 }
 
+/// A framework's kernel on the default stream, which every blocking stream of the device waits for.
+fn legacy(sim: &Sim) {
+    let addr = sim.alloc(1, MIB, Kind::Device);
+    let other = sim.alloc(1, MIB, Kind::Device);
+    let runtime = sim.runtime();
+    let inside = runtime.enter(1, Context::InUse, Thread::Callers).expect("device 1 is in use");
+    let ours = runtime.create_stream(&inside).expect("a stream can be made");
+    let back = runtime.alloc_pinned(&inside, 4096).expect("there is memory");
+    let long = Duration::from_secs(2);
+    let begun = Instant::now();
+    // The default stream waits for a blocking stream, and blocking streams for the default stream.
+    let users = sim.control.stream(1, true).expect("device 1 has streams");
+    sim.control.fill_later(users, (addr, MIB), 7, long).expect("it is launched");
+    let fill = match runtime.api() {
+        Api::CudaDriver => c"cuMemsetD8Async",
+        Api::CudaRuntime => c"cudaMemsetAsync",
+        Api::MusaRuntime => c"musaMemsetAsync",
+        Api::HipRuntime => c"hipMemsetAsync",
+    };
+    let fill = sim.control.symbol(fill);
+    assert!(!fill.is_null());
+    // SAFETY: the simulator's function of this name; a byte is passed like an int.
+    let fill: extern "C" fn(u64, i32, usize, u64) -> i32 = unsafe { std::mem::transmute(fill) };
+    assert_eq!(fill(addr, 9, 4096, 0), 0);
+    // SAFETY: the handles live; the copy ends before this function does.
+    unsafe {
+        runtime.copy_to_host(back.addr(), other, 4096, ours).expect("it is submitted");
+        runtime.sync_stream(ours).expect("it completes");
+    }
+    assert!(begun.elapsed() < long, "our stream waited for the default stream");
+}
+
 static RAN: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" fn note(user: *mut c_void) {
@@ -387,7 +420,7 @@ fn callers_thread(sim: &Sim) {
     assert_eq!(sim.control.count("thread.last_error"), 0);
     assert_eq!(sim.control.count("thread.context"), before);
     // A device that the process does not use is not entered by an interface that can tell.
-    if runtime.api() == tensorferry_gpu::Api::CudaDriver {
+    if runtime.api() == Api::CudaDriver {
         for context in [Context::InUse, Context::OfMemory(host.as_ptr() as u64)] {
             let error = runtime.enter(0, context, Thread::Callers);
             assert!(matches!(error, Err(GpuError::NoContext { device }) if device == sim.id(0)));
@@ -442,10 +475,10 @@ fn refusals(sim: &Sim) {
     let addr = sim.alloc(1, MIB, Kind::Device);
     let runtime = sim.runtime();
     let call = match runtime.api() {
-        tensorferry_gpu::Api::CudaDriver => "cuMemHostAlloc",
-        tensorferry_gpu::Api::CudaRuntime => "cudaHostAlloc",
-        tensorferry_gpu::Api::MusaRuntime => "musaHostAlloc",
-        tensorferry_gpu::Api::HipRuntime => "hipHostMalloc",
+        Api::CudaDriver => "cuMemHostAlloc",
+        Api::CudaRuntime => "cudaHostAlloc",
+        Api::MusaRuntime => "musaHostAlloc",
+        Api::HipRuntime => "hipHostMalloc",
     };
     let inside = runtime.enter(1, Context::InUse, Thread::Ours).expect("device 1 is in use");
     sim.control.inject(call, 1, 1, 2);
