@@ -20,7 +20,7 @@
 //! let files = install(&library().unwrap(), &folder, &["libcuda.so.1"])?;
 //! let gpu = Control::open(&files[0])?;
 //! let addr = gpu.alloc(0, 4096, Memory::Device).unwrap();
-//! gpu.write(addr, b"from the host, past all streams")?;
+//! gpu.write(addr, b"from the host, past all streams").expect("the memory is there");
 //! assert_eq!(gpu.count("contexts.0"), 1);
 //! assert_eq!(gpu.calls("cuInit"), 0);
 //! # Ok(())

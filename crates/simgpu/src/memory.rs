@@ -334,7 +334,11 @@ impl Space {
         let end = addr.checked_add(len).ok_or(INVALID_VALUE)?;
         if self.find(addr).is_none() {
             let crossed = self.allocations.range(addr..end).next().is_some();
-            return if crossed { Err(INVALID_VALUE) } else { Ok(vec![(addr, len)]) };
+            return if crossed || self.is_ours(addr, end) {
+                Err(INVALID_VALUE)
+            } else {
+                Ok(vec![(addr, len)])
+            };
         }
         let (mut at, mut pieces) = (addr, Vec::new());
         while at < end {
@@ -345,6 +349,14 @@ impl Space {
             at += take;
         }
         Ok(pieces)
+    }
+
+    /// Whether a range reaches into what no host memory can be: a device's or a reservation's.
+    fn is_ours(&self, addr: u64, end: u64) -> bool {
+        let meets = |start: u64, len: u64| addr < start + len && end > start;
+        let mut arenas = self.arenas.iter().flatten();
+        arenas.any(|arena| meets(arena.base, self.size))
+            || self.reservations.iter().any(|(start, len)| meets(*start, *len))
     }
 
     /// The places of two ranges of one length, cut so that each part is whole at both ends.

@@ -180,6 +180,11 @@ pub(crate) fn own_path() -> Option<PathBuf> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Library(*mut c_void);
 
+// SAFETY: the handle is the loader's, which any thread may ask; it is never closed.
+unsafe impl Send for Library {}
+// SAFETY: the same.
+unsafe impl Sync for Library {}
+
 impl Library {
     /// Loads `path`, or finds it if `loaded` says that it must be there already.
     pub(crate) fn open(path: &Path, loaded: bool) -> Result<Self, String> {
