@@ -14,7 +14,7 @@ use crate::constants::{
 };
 use crate::device::{Api, DeviceId, Vendor};
 use crate::discovery::{Awake, Backend, Refusal};
-use crate::error::{Failure, GpuError, Meaning, Result};
+use crate::error::{Failure, GpuError, Result};
 use crate::interface::{
     Context, DeviceInfo, Entered, Event, GpuRuntime, HostFn, Pinned, RelaxedCapture, Stream,
     StreamHandle, Thread,
@@ -625,9 +625,4 @@ impl GpuRuntime for CudaDriver {
     fn error_text(&self, code: i32) -> Option<String> {
         Self::text(self.table.get_error_string, code)
     }
-}
-
-/// Whether a refusal to answer means that there is no device memory to ask about.
-pub(crate) fn means_host(failure: &Failure) -> bool {
-    matches!(failure.meaning(), Meaning::InvalidValue | Meaning::NotInitialised)
 }
