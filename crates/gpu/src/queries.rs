@@ -191,22 +191,35 @@ impl Look {
     }
 }
 
+/// Which end of a range is looked at.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum End {
+    /// Everything about it is wanted.
+    First,
+    /// Only what it is, and whose.
+    Last,
+}
+
 /// What a range is, by looking at its first byte and, where that does not answer for all of it, at
 /// its last.
-pub(crate) fn range(addr: u64, len: u64, look: impl Fn(u64) -> Result<Look>) -> Result<Memory> {
+pub(crate) fn range(
+    addr: u64,
+    len: u64,
+    look: impl Fn(u64, End) -> Result<Look>,
+) -> Result<Memory> {
     let straddles = |first: Memory, last: &str| GpuError::Straddles {
         addr,
         len,
         first: spoken(first),
         last: last.to_owned(),
     };
-    let first = look(addr)?;
+    let first = look(addr, End::First)?;
     let Some(last) = addr.checked_add(len.saturating_sub(1)) else {
         return Err(straddles(first.memory, "no address at all"));
     };
     let inside = first.extent.is_some_and(|(start, size)| last - start < size);
     if last != addr && (!inside || first.has_holes) {
-        let end = look(last)?;
+        let end = look(last, End::Last)?;
         if !first.memory.continues_as(end.memory) {
             return Err(straddles(first.memory, &spoken(end.memory)));
         }
@@ -253,7 +266,7 @@ mod tests {
     #[test]
     fn one_look_is_enough_inside_an_allocation() {
         let looks = Cell::new(0);
-        let memory = range(0x1100, 0x100, |addr| {
+        let memory = range(0x1100, 0x100, |addr, _| {
             looks.set(looks.get() + 1);
             Ok(device_memory(addr, Some((0x1000, 0x1000))))
         });
@@ -268,7 +281,7 @@ mod tests {
     fn virtual_memory_is_looked_at_from_both_ends_and_not_widened() {
         let reserved = Some((0x1000, 1 << 40));
         let looks = Cell::new(0);
-        let look = |addr| {
+        let look = |addr, _| {
             looks.set(looks.get() + 1);
             Ok(Look { has_holes: true, ..device_memory(addr, reserved) })
         };
@@ -282,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_range_that_leaves_its_allocation_is_refused() {
-        let look = |addr: u64| {
+        let look = |addr: u64, _| {
             Ok(if addr < 0x2000 {
                 device_memory(addr, Some((0x1000, 0x1000)))
             } else if addr < 0x3000 {

@@ -448,7 +448,7 @@ impl GpuRuntime for Runtime {
     fn classify(&self, addr: u64, len: u64, named: Option<u32>) -> Result<Memory> {
         self.here()?;
         if let Some(queries) = self.driver_queries() {
-            let below = queries::range(addr, len, |at| {
+            let below = queries::range(addr, len, |at, _| {
                 // The error says only that the question has to be asked above.
                 let no_answer = GpuError::NoContext { device: self.id(0) };
                 self.look_below(queries, at).unwrap_or(Err(no_answer))
@@ -457,7 +457,7 @@ impl GpuRuntime for Runtime {
                 return below;
             }
         }
-        let ask = || queries::range(addr, len, |at| self.look(at));
+        let ask = || queries::range(addr, len, |at, end| self.look(at, end));
         match named {
             Some(ordinal) => self.on_device(ordinal, ask),
             None => ask(),
@@ -467,10 +467,15 @@ impl GpuRuntime for Runtime {
     fn buffer_id(&self, addr: u64) -> Result<Option<u64>> {
         self.here()?;
         if let Some(queries) = self.driver_queries() {
-            return Ok(queries
-                .ask_one(pointer_attribute::BUFFER_ID, addr)
-                .ok()
-                .filter(|id| *id != 0));
+            let refused = match queries.ask_one(pointer_attribute::BUFFER_ID, addr) {
+                Ok(id) => return Ok((id != 0).then_some(id)),
+                Err(code) => self.driver_failure(code),
+            };
+            if matches!(refused.meaning(), Meaning::InvalidValue | Meaning::NotInitialised) {
+                return Ok(None);
+            }
+            let doing = format!("asking which allocation {addr:#x} is in");
+            return Err(GpuError::Call { doing, failure: Box::new(refused) });
         }
         Ok(self.hip_attribute(pointer_attribute::BUFFER_ID, addr))
     }

@@ -16,12 +16,12 @@ use crate::constants::{
 use crate::device::{Api, Vendor};
 use crate::error::{GpuError, Meaning, Result};
 use crate::memory::Memory;
-use crate::queries::{Look, PointerQueries};
+use crate::queries::{End, Look, PointerQueries};
 use crate::state::Version;
 
 impl Runtime {
     /// The runtime's own question, from wherever this thread is.
-    pub(super) fn look(&self, addr: u64) -> Result<Look> {
+    pub(super) fn look(&self, addr: u64, end: End) -> Result<Look> {
         let mut scratch = Scratch([0; SCRATCH_LEN]);
         let pointer = ptr::without_provenance_mut(addr as usize);
         // SAFETY: the runtime writes a struct of its own version's size, 88 bytes at most so far,
@@ -46,6 +46,7 @@ impl Runtime {
         let mut memory = self.understand(addr, &scratch)?;
         let mut extent = None;
         match &mut memory {
+            _ if end == End::Last => {}
             Memory::PinnedHost { host, write_combined, .. } => {
                 // HIP has told that by now.
                 if let Some(ask) = self.table.host_get_flags.filter(|_| self.hip.is_none()) {
