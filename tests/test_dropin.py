@@ -67,6 +67,44 @@ def test_run_by_the_module_with_the_peer_installed():
     assert found["buffer_pool"].startswith(folder)
 
 
+#: Says what the names are that this engine does not have.
+REST = """
+import json, sys, unittest.mock
+sys.modules["torch"] = torch = unittest.mock.MagicMock()
+sys.modules["torch.distributed"] = torch.distributed
+import mooncake.engine as engine
+names = %r
+print(json.dumps({
+    "ours": engine.TransferEngine.__module__,
+    "found": [name for name in names if callable(getattr(engine, name, None))],
+    "once": all(getattr(engine, name) is getattr(engine, name) for name in names),
+    "nothing": hasattr(engine, "no_such_name"),
+    "segment": __import__("mooncake.shared_segment").shared_segment._CppSharedSegment is engine.SharedSegment,
+    "file": engine.__file__,
+}))
+"""
+
+
+@ours_only
+@pytest.mark.parametrize("way", ["run by the module", "installed", "installed late"])
+def test_names_that_are_not_ours_are_those_of_the_installed_engine(way):
+    """So the peer's modules that need them, such as `mooncake.shared_segment`, are imported as without us."""
+    need(OURS)
+    need(PEER)
+    env = clean_environment(OURS) | {"PYTHONPATH": module_of(PEER)[1]}
+    names = sorted(OUT_OF_SCOPE)
+    head = {
+        "run by the module": "",
+        "installed": "import tensorferry.mooncake as t; t.install()\n",
+        "installed late": "import mooncake.engine, warnings; warnings.simplefilter('ignore', RuntimeWarning)\n"
+        "import tensorferry.mooncake as t; t.install()\n",
+    }[way]
+    runner = ["-m", "tensorferry.mooncake"] if way == "run by the module" else []
+    found = run([*runner, "-c", head + REST % names], env)
+    assert found["ours"] == "tensorferry.mooncake" and "tensorferry" in found["file"]
+    assert found["found"] == names and found["once"] and found["segment"] and not found["nothing"], found
+
+
 @ours_only
 def test_errors_of_the_runner():
     """No program, or one that is not there: usage on standard error and a code, no traceback."""
@@ -152,6 +190,22 @@ def test_every_argument_has_its_name_and_default(both):
                 named = not re.fullmatch(r"arg\d", name)
                 if named and (name != our_name or default != our_default or kind == "POSITIONAL_ONLY"):
                     wrong.append(f"{method}: {our_name}={our_default} ({kind}), theirs {name}={default}")
+    assert wrong == []
+
+
+@ours_only
+def test_every_method_is_in_the_table_of_the_documentation(both):
+    """With as many arguments as it takes."""
+    page = (TESTS.parent / "docs" / "dropin.md").read_text()
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    documented = {name: inside for row in rows for name, inside in re.findall(r"`(\w+)(?:\(([^)]*)\))?`", row)}
+    methods = both[0]["methods"]
+    assert set(methods) - set(documented) == set()
+    wrong = []
+    for name, arguments in both[0]["signatures"].items():
+        shown = [a for a in re.split(r",\s*", re.sub(r"[\[\]]", "", documented.get(name, ""))) if a]
+        if shown and "…" not in shown and arguments is not None and len(shown) != len(arguments):
+            wrong.append(f"{name}: {shown} is not {arguments}")
     assert wrong == []
 
 

@@ -486,6 +486,130 @@ def test_an_installed_package_that_fails_is_no_reason_to_fail(tmp_path, installe
     assert "no_such_library" in done.stderr
 
 
+def test_a_name_that_nobody_has_is_an_error_that_says_so(tmp_path):
+    code = """
+import mooncake.engine as e
+try:
+    e.SharedSegment
+except AttributeError as error:
+    print(error)
+try:
+    from mooncake.engine import create_rpc_server
+except ImportError as error:
+    print("tensorferry" in str(error))
+print(hasattr(e, "__path__"), "install" in dir(e))
+"""
+    done = stand_in("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    missing = "tensorferry's mooncake.engine has no 'SharedSegment', and no other mooncake.engine is installed that might"
+    assert done.stdout.splitlines() == [missing, "True", "False False"]
+
+
+def test_an_installed_engine_that_cannot_be_loaded_is_named(tmp_path, installed):
+    (Path(installed["PYTHONPATH"]) / "mooncake" / "engine.so").write_text("no library")
+    code = "import mooncake.engine as e; print(hasattr(e, 'SharedSegment')); e.SharedSegment"
+    done = stand_in("-c", code, cwd=tmp_path, env=installed)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("AttributeError: tensorferry's mooncake.engine has no 'SharedSegment', and the one that is installed cannot")
+    assert "engine.so" in said
+
+
+# install()
+
+
+def plain(code: str, cwd: Path, env: dict[str, str] | None = None):
+    """Runs code of a program that nobody has prepared."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MC_", "TENSORFERRY_")) and k != "PYTHONPATH"}
+    script = cwd / "program.py"
+    script.write_text(textwrap.dedent(code))
+    return subprocess.run([sys.executable, str(script)], cwd=cwd, env=clean | (env or {}), capture_output=True, text=True, timeout=120)
+
+
+def test_install_puts_the_engine_in_place_where_there_is_no_package(tmp_path):
+    done = plain("""
+    import importlib.util, multiprocessing
+
+    def child(queue):
+        from mooncake.engine import TransferEngine
+        queue.put(TransferEngine.__module__)
+
+    def main():
+        import tensorferry.mooncake
+
+        assert importlib.util.find_spec("mooncake") is None
+        tensorferry.mooncake.install()
+        import mooncake.engine
+        from mooncake import engine
+        from mooncake.engine import TransferEngine
+
+        assert mooncake.engine is engine and TransferEngine is tensorferry.mooncake.TransferEngine
+        assert importlib.util.find_spec("mooncake.engine").origin == engine.__file__
+        tensorferry.mooncake.install()
+        assert mooncake.engine is engine is importlib.import_module("mooncake.engine")
+        queue = multiprocessing.get_context("spawn").Queue()
+        process = multiprocessing.get_context("spawn").Process(target=child, args=(queue,))
+        process.start()
+        print(queue.get(timeout=30))
+        process.join()
+
+    if __name__ == "__main__":
+        main()
+    """, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensorferry.mooncake\n", "")
+
+
+@pytest.mark.parametrize("before", ["pass", "import mooncake", "import mooncake.pool"])
+def test_install_leaves_the_rest_of_an_installed_package(tmp_path, installed, before):
+    """Its own engine, which would fail, is never imported."""
+    done = plain(f"""
+    {before}
+    import tensorferry.mooncake
+    tensorferry.mooncake.install()
+    import mooncake, mooncake.store, importlib.util
+    from mooncake import engine
+    assert mooncake.store.TransferEngine is engine.TransferEngine is tensorferry.mooncake.TransferEngine
+    assert mooncake.Pool and importlib.util.find_spec("mooncake.engine").origin == engine.__file__
+    """, tmp_path, installed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_install_says_that_it_came_too_late(tmp_path, installed):
+    (Path(installed["PYTHONPATH"]) / "mooncake" / "engine.py").write_text("TransferEngine, SharedSegment = 'theirs', 'rest'\n")
+    done = plain("""
+    from mooncake.engine import TransferEngine as early
+    import tensorferry.mooncake
+    tensorferry.mooncake.install()
+    tensorferry.mooncake.install()
+    from mooncake.engine import SharedSegment, TransferEngine
+    print(early, TransferEngine.__module__, SharedSegment)
+    """, tmp_path, installed)
+    assert (done.returncode, done.stdout) == (0, "theirs tensorferry.mooncake rest\n")
+    assert done.stderr.count("program.py:4: RuntimeWarning: mooncake.engine was imported before") == 1, done.stderr
+
+
+def test_install_takes_the_place_of_the_module_itself(tmp_path):
+    done = plain("""
+    import sys, tensorferry.mooncake
+    sys.modules["mooncake.engine"] = tensorferry.mooncake
+    tensorferry.mooncake.install()
+    import mooncake.engine
+    print(mooncake.engine.TransferEngine is tensorferry.mooncake.TransferEngine)
+    """, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+# The runner's errors
+
+
+def test_a_program_on_path_is_named_by_its_path(tmp_path):
+    done = stand_in("sh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("there is no file 'sh' here; for the program on PATH, write $(which sh)\nusage: ")
+    done = stand_in("no-such-program", cwd=tmp_path)
+    assert done.stderr.startswith("there is no file 'no-such-program' here, and no program of that name on PATH\n")
+
+
 @pytest.mark.parametrize("args", [[], ["nowhere.py"], ["-m"], ["-c"], ["--what"]])
 def test_what_cannot_be_run_is_usage(tmp_path, args):
     done = stand_in(*args, cwd=tmp_path)

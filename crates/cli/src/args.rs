@@ -15,7 +15,8 @@ use clap::{Args, Parser, Subcommand};
     version = tensorferry::VERSION,
     arg_required_else_help = true,
     after_help = "Settings come from the environment (TENSORFERRY_*); docs/settings.md lists them.\n\
-                  Exit codes: 0 done, 1 something failed, 2 the arguments or settings make no sense."
+                  Exit codes: 0 done, 1 something failed, 2 the arguments or settings make no sense, \
+                  130 interrupted (Ctrl-C or kill)."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -29,6 +30,9 @@ pub(crate) enum Command {
     /// A second process is started as the target. This one, the initiator, writes to it and reads
     /// from it at several block and batch sizes over TCP. What arrived is compared byte by byte,
     /// outside of the measured time.
+    ///
+    /// The exit code is 0 only if every line was measured and every byte was right. Ctrl-C ends it with what was
+    /// measured so far and the exit code 130; the document of --json then says "interrupted": true.
     Demo(DemoArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]
@@ -37,18 +41,21 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// How long it may take in all, the checks included
+    /// About how many seconds it takes in all, the checks included; each line gets at least one round, however long
     #[arg(long, value_name = "N", default_value = "10", allow_negative_numbers = true)]
     pub(crate) seconds: Seconds,
     /// Block sizes, such as 4KiB,1MiB; each is combined with each of --batches
     ///
+    /// A batch is at most 4 GiB. Without --batches, each size is moved in batches of 1 and, where they fit, of 16.
     /// Without --sizes and --batches: 4KiB x 1, 4KiB x 128, 64KiB x 64, 1MiB x 16, 64MiB x 1.
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) sizes: Vec<Size>,
     /// Batch sizes in requests, such as 1,128; each is combined with each of --sizes
+    ///
+    /// At most 1048576. Without --sizes, the blocks are 4KiB, 64KiB and 1MiB, as far as such batches fit 4 GiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) batches: Vec<Count>,
-    /// The address or name that both processes use
+    /// The address or name that both processes use; it must be one of this machine
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Print one JSON document instead of the table

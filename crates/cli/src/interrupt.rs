@@ -1,5 +1,6 @@
 //! Ctrl-C and `kill`, as a flag that is looked at where stopping is clean.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,18 @@ pub(crate) struct Interrupt {
     set: Arc<AtomicBool>,
     registered: Vec<SigId>,
 }
+
+/// The error of what such a signal has ended, and of nothing else.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
 
 impl Interrupt {
     pub(crate) fn listen() -> io::Result<Self> {

@@ -18,6 +18,7 @@ use tensorferry::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
+use crate::interrupt::Interrupted;
 
 /// Everything that was asked for was done.
 const OK: i32 = 0;
@@ -25,9 +26,12 @@ const OK: i32 = 0;
 const FAILED: i32 = 1;
 /// The arguments or the environment could not be understood.
 const USAGE: i32 = 2;
+/// Ctrl-C or `kill` ended it; what shells say of a program that SIGINT has ended.
+const INTERRUPTED: i32 = 130;
 
 /// Runs the program with `args` (without the program's name) and returns its exit code: 0 if all
-/// went well, 1 if something failed, 2 if the arguments or the environment make no sense.
+/// went well, 1 if something failed, 2 if the arguments or the environment make no sense, 130 if it
+/// was interrupted.
 ///
 /// `rerun` is the command that runs this same program again, for subcommands that need a second
 /// process: the path of the binary, or Python's `[sys.executable, "-m", "tensorferry"]`.
@@ -64,7 +68,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
         Ok(()) => OK,
         Err(error) => {
             complain(&chain(&error));
-            FAILED
+            if error.is::<Interrupted>() { INTERRUPTED } else { FAILED }
         }
     }
 }

@@ -257,9 +257,14 @@ impl Config {
                         Some(())
                     }
                     "MC_LOG_LEVEL" => level(v).map(|level| self.log = level),
-                    // TCP is all there is, so forcing it is honoured as it stands. The address is
-                    // advertised in store modes only, and the cluster id names keys in a store.
-                    "MC_FORCE_TCP" | "MC_TCP_BIND_ADDRESS" | "MC_METADATA_CLUSTER_ID" => Some(()),
+                    // TCP is all there is, so forcing it is honoured as it stands.
+                    "MC_FORCE_TCP" => Some(()),
+                    // Peers advertise it, in store modes only, and so did never listen there alone.
+                    "MC_TCP_BIND_ADDRESS" => {
+                        self.notices.push(bind_address_notice(value));
+                        Some(())
+                    }
+                    // Among these MC_METADATA_CLUSTER_ID, which names keys in a store.
                     _ => {
                         ignored.push(name.as_str());
                         Some(())
@@ -306,9 +311,46 @@ impl Config {
     }
 
     fn warn(&mut self, name: &str, value: &str) {
+        let (expected, default) = peer_bounds(name);
         self.notices.push(Notice::Warning(format!(
-            "{name}={value} is not understood: the default is used"
+            "{name}={value}: expected {expected}; the default, {default}, is used"
         )));
+    }
+}
+
+fn bind_address_notice(value: &str) -> Notice {
+    Notice::Debug(format!(
+        "MC_TCP_BIND_ADDRESS={value} has no effect with P2PHANDSHAKE; TENSORFERRY_BIND restricts what is listened \
+         on, TENSORFERRY_ADVERTISE sets what peers are told"
+    ))
+}
+
+/// What one of the peers' variables may be, and its default here.
+fn peer_bounds(name: &str) -> (&'static str, String) {
+    let default = Config::default();
+    match name {
+        "MC_TCP_LANES_PER_PEER" | "MC_TCP_MAX_CONNECTIONS_PER_PEER" => {
+            ("a count from 1 to 16", default.lanes_per_peer.to_string())
+        }
+        "MC_TRANSFER_TIMEOUT" => {
+            ("a whole number of seconds", format!("{:?}", default.transfer_timeout))
+        }
+        "MC_HANDSHAKE_CONNECT_TIMEOUT" => {
+            ("seconds from 1 to 3599", format!("{:?}", default.connect_timeout))
+        }
+        "MC_HANDSHAKE_MAX_LENGTH" => {
+            ("bytes from 1048576 to 134217728", default.control_accept_limit.to_string())
+        }
+        "MC_HANDSHAKE_PORT" => ("a port from 1 to 65535", default.control_port.to_string()),
+        "MC_HANDSHAKE_LISTEN_BACKLOG" => {
+            ("a count from 1 to 2147483647", default.listen_backlog.to_string())
+        }
+        "MC_TCP_STATUS_TIMEOUT_SEC" | "MC_TCP_PROGRESS_TIMEOUT_SEC" => {
+            ("seconds from 1 to 31536000", "no limit but the batch's deadline".into())
+        }
+        "MC_LOG_LEVEL" => ("error, warning, info, debug or trace", "warning".into()),
+        // The four names of the two ends of the range of ports.
+        _ => ("a port from 1024 to 65535 and not from 32768 to 60999", default.ports.to_string()),
     }
 }
 
@@ -444,8 +486,47 @@ mod tests {
             let [Notice::Warning(text)] = c.notices.as_slice() else {
                 panic!("{name}={value}: {:?}", c.notices)
             };
-            assert!(text.contains(name), "{text}");
+            assert!(text.starts_with(&format!("{name}={value}: expected ")), "{text}");
+            assert!(text.ends_with(" is used"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_warning_says_the_bounds_and_the_default() {
+        let said = |name: &str, value: &str| from(&[(name, value)]).unwrap().notices;
+        for (name, value, rest) in [
+            (
+                "MC_TCP_LANES_PER_PEER",
+                "17",
+                "expected a count from 1 to 16; the default, 4, is used",
+            ),
+            (
+                "MC_TRANSFER_TIMEOUT",
+                "abc",
+                "expected a whole number of seconds; the default, 30s, is used",
+            ),
+            (
+                "MC_MAX_RPC_PORT",
+                "40000",
+                "expected a port from 1024 to 65535 and not from 32768 to 60999; the default, \
+                 15000-17000, is used",
+            ),
+        ] {
+            assert_eq!(said(name, value), [Notice::Warning(format!("{name}={value}: {rest}"))]);
+        }
+    }
+
+    #[test]
+    fn what_concerns_stores_only_is_without_effect_and_says_so() {
+        let c =
+            from(&[("MC_TCP_BIND_ADDRESS", "10.1.2.3"), ("MC_METADATA_CLUSTER_ID", "a")]).unwrap();
+        let [Notice::Debug(address), Notice::Debug(rest)] = c.notices.as_slice() else {
+            panic!("{:?}", c.notices)
+        };
+        assert!(address.starts_with("MC_TCP_BIND_ADDRESS=10.1.2.3 has no effect"), "{address}");
+        assert!(address.contains("TENSORFERRY_BIND"), "{address}");
+        assert_eq!(rest, "accepted without effect: MC_METADATA_CLUSTER_ID");
+        assert_eq!(Config { notices: Vec::new(), ..c }, Config::default());
     }
 
     #[test]

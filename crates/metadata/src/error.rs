@@ -5,6 +5,16 @@ const QUOTED_CHARS: usize = 80;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetadataError {
+    /// The metadata server is neither [`crate::P2P_HANDSHAKE`] nor the address of anything.
+    #[error(
+        "{} is not {} (capitals matter); this version knows no other metadata server",
+        quoted(text),
+        crate::P2P_HANDSHAKE
+    )]
+    NotPeerToPeer {
+        /// What was handed in.
+        text: String,
+    },
     /// The metadata server is of a kind that peers know, and that is not served here.
     #[error(
         "metadata server {}: {scheme} stores are not supported; only {} works in this version",
@@ -14,7 +24,7 @@ pub enum MetadataError {
     UnsupportedStore {
         /// What was handed in.
         text: String,
-        /// Its scheme; `etcd` if it has none, as for peers.
+        /// Its scheme; `etcd` for `host:port`, as for peers.
         scheme: String,
     },
     /// The metadata server is of no known kind.

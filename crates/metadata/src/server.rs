@@ -4,7 +4,7 @@ use crate::MetadataError;
 pub const P2P_HANDSHAKE: &str = "P2PHANDSHAKE";
 
 const SCHEME_END: &str = "://";
-/// What peers take a text without a scheme for.
+/// What peers take `host:port` without a scheme for.
 const DEFAULT_SCHEME: &str = "etcd";
 const PEER_SCHEMES: [&str; 4] = ["etcd", "http", "https", "redis"];
 
@@ -20,13 +20,18 @@ impl MetadataServer {
     /// Reads the text with which a metadata server is configured.
     ///
     /// # Errors
-    /// [`MetadataError::UnsupportedStore`] for the stores of peers, among them everything without a
-    /// scheme, and [`MetadataError::UnknownStore`] for other schemes.
+    /// [`MetadataError::UnsupportedStore`] for the stores of peers, among them `host:port` without a
+    /// scheme; [`MetadataError::UnknownStore`] for other schemes; [`MetadataError::NotPeerToPeer`] for
+    /// everything else, such as a misspelt `P2PHANDSHAKE`.
     pub fn parse(text: &str) -> Result<Self, MetadataError> {
         if text == P2P_HANDSHAKE {
             return Ok(Self::PeerToPeer);
         }
-        let scheme = text.split_once(SCHEME_END).map_or(DEFAULT_SCHEME, |(scheme, _)| scheme);
+        let scheme = match text.split_once(SCHEME_END) {
+            Some((scheme, _)) => scheme,
+            None if is_address(text) => DEFAULT_SCHEME,
+            None => return Err(MetadataError::NotPeerToPeer { text: text.to_owned() }),
+        };
         let (text, scheme) = (text.to_owned(), scheme.to_owned());
         Err(if PEER_SCHEMES.contains(&scheme.as_str()) {
             MetadataError::UnsupportedStore { text, scheme }
@@ -34,6 +39,12 @@ impl MetadataServer {
             MetadataError::UnknownStore { text, scheme }
         })
     }
+}
+
+/// Whether a text is `host:port`, or several of them.
+fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 #[cfg(test)]
@@ -47,11 +58,15 @@ mod tests {
     #[test]
     fn only_the_exact_word_is_peer_to_peer() {
         assert_eq!(MetadataServer::parse("P2PHANDSHAKE"), Ok(MetadataServer::PeerToPeer));
-        for text in ["p2phandshake", " P2PHANDSHAKE", "P2PHANDSHAKE\n", ""] {
-            let scheme = "etcd".to_owned();
-            let unsupported = MetadataError::UnsupportedStore { text: text.to_owned(), scheme };
-            assert_eq!(MetadataServer::parse(text), Err(unsupported));
+        for text in ["p2phandshake", " P2PHANDSHAKE", "P2PHANDSHAKE\n", "", "foo", "host:", ":1"] {
+            let other = MetadataError::NotPeerToPeer { text: text.to_owned() };
+            assert_eq!(MetadataServer::parse(text), Err(other));
         }
+        assert_eq!(
+            error("p2phandshake"),
+            "\"p2phandshake\" is not P2PHANDSHAKE (capitals matter); this version knows no other \
+             metadata server"
+        );
     }
 
     #[test]
@@ -63,6 +78,15 @@ mod tests {
                 format!(
                     "metadata server \"{text}\": {scheme} stores are not supported; only \
                      P2PHANDSHAKE works in this version"
+                )
+            );
+        }
+        for text in ["10.0.0.1:2379", "10.0.0.1:2379,10.0.0.2:2379", "[::1]:2379"] {
+            assert_eq!(
+                error(text),
+                format!(
+                    "metadata server \"{text}\": etcd stores are not supported; only P2PHANDSHAKE \
+                     works in this version"
                 )
             );
         }

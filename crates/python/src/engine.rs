@@ -62,12 +62,14 @@ impl TransferEngine {
 
     /// Starts the engine: it listens, and has a name, `host:port`, that peers open.
     ///
-    /// `local_hostname` is the host name or address that peers reach this machine by; a port behind it is
-    /// ignored, the one that was chosen is `get_rpc_port()`. `metadata_server` is "P2PHANDSHAKE".
+    /// `local_hostname` is the host name or address that peers reach this machine by. It is not looked up: a
+    /// name that leads nowhere is found out by peers. An address of this machine is the only one that is listened
+    /// on; with a name, all interfaces are. A port behind it is ignored, the one that was chosen is
+    /// `get_rpc_port()`. `metadata_server` is "P2PHANDSHAKE".
     /// `protocol` is "tcp"; others ("rdma") are accepted, TCP is used, and the log says so once; "xgmi"
     /// fails. `device_name` has no effect.
     ///
-    /// Returns 0, or -1: a host that has no address, another metadata server, no free port, a malformed
+    /// Returns 0, or -1: a text that can be no host, another metadata server, no free port, a malformed
     /// TENSORFERRY_* variable, or an engine that was initialized before, which is left as it is.
     #[pyo3(signature = (local_hostname, metadata_server, protocol, device_name, /))]
     fn initialize(

@@ -1,5 +1,6 @@
 //! `tensorferry demo`: two processes, real sockets, every byte compared.
 
+mod host;
 mod initiator;
 mod orders;
 mod pattern;
@@ -12,10 +13,10 @@ mod target;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tensorferry::{Config, Stats};
 
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Interrupted};
 use initiator::Initiator;
 pub(crate) use plan::Plan;
 use progress::Progress;
@@ -36,13 +37,17 @@ pub(crate) fn run(plan: &Plan, config: Config, rerun: &[OsString]) -> Result<()>
     report.close(plan.rows.len(), began.elapsed(), outcome.as_ref().ok().copied());
     report.print(plan.format)?;
     outcome?;
-    if report.verified {
-        Ok(())
-    } else if report.interrupted {
-        bail!("interrupted")
-    } else {
+    if report.has_wrong_bytes() {
         bail!("what arrived is not what was sent; please report this with the output above")
     }
+    if report.interrupted {
+        return Err(Interrupted.into());
+    }
+    ensure!(
+        report.verified,
+        "not every line was measured; please report this with the output above"
+    );
+    Ok(())
 }
 
 fn measure_all(
@@ -54,6 +59,9 @@ fn measure_all(
 ) -> Result<Stats> {
     let end = Instant::now() + plan.budget;
     let progress = Progress::begin(plan.budget);
+    if config.bind.is_none() && config.advertise.is_none() {
+        host::check(&plan.host)?;
+    }
     progress.row("starting the target");
     let mut initiator = Initiator::start(plan, config, rerun, interrupt)?;
     for (at, row) in plan.rows.iter().enumerate() {

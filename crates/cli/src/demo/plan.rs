@@ -53,7 +53,7 @@ impl DemoArgs {
         let mut rows = Vec::new();
         for (block, batch) in pairs(&self.sizes, &self.batches) {
             ensure!(
-                batch <= MOST_REQUESTS && block <= LONGEST_BATCH / batch,
+                fits(block, batch),
                 "a batch of {batch} blocks of {block} bytes is more than this demo takes: at most 4 GiB and \
                  {MOST_REQUESTS} requests; choose smaller --sizes or --batches"
             );
@@ -64,13 +64,25 @@ impl DemoArgs {
 }
 
 fn pairs(sizes: &[Size], batches: &[Count]) -> Vec<(u64, u64)> {
+    // What nobody asked for is left out where it does not fit. What was asked for stays, to be refused.
+    let stays = |size: u64, batch: u64| match (sizes.is_empty(), batches.is_empty()) {
+        (false, true) => batch == BATCHES[0] || fits(size, batch),
+        (true, false) => size == SIZES[0] || fits(size, batch),
+        _ => true,
+    };
     if sizes.is_empty() && batches.is_empty() {
         return USUAL.to_vec();
     }
     let or = |given: Vec<u64>, usual: &[u64]| if given.is_empty() { usual.to_vec() } else { given };
-    let sizes = or(sizes.iter().map(|s| s.bytes()).collect(), &SIZES);
-    let batches = or(batches.iter().map(|b| b.get()).collect(), &BATCHES);
-    sizes.iter().flat_map(|size| batches.iter().map(move |batch| (*size, *batch))).collect()
+    let all_sizes = or(sizes.iter().map(|s| s.bytes()).collect(), &SIZES);
+    let all_batches = or(batches.iter().map(|b| b.get()).collect(), &BATCHES);
+    let pairs =
+        all_sizes.iter().flat_map(|size| all_batches.iter().map(move |batch| (*size, *batch)));
+    pairs.filter(|(size, batch)| stays(*size, *batch)).collect()
+}
+
+fn fits(block: u64, batch: u64) -> bool {
+    batch <= MOST_REQUESTS && block <= LONGEST_BATCH / batch
 }
 
 impl Plan {
@@ -146,6 +158,23 @@ mod tests {
         assert_eq!(shown, ["write 1 B x 5", "read  1 B x 5", "write 2 B x 5", "read  2 B x 5"]);
         assert_eq!(plan(&[7], &[]).unwrap().rows.len(), 2 * BATCHES.len());
         assert_eq!(plan(&[], &[7]).unwrap().rows.len(), 2 * SIZES.len());
+    }
+
+    #[test]
+    fn what_nobody_asked_for_does_not_have_to_fit() {
+        let shown = |sizes: &[u64], batches: &[u64]| -> Vec<(u64, u64)> {
+            let rows = plan(sizes, batches).unwrap().rows;
+            rows.iter().step_by(2).map(|row| (row.block, row.batch)).collect()
+        };
+        assert_eq!(shown(&[4 << 30], &[]), [(4 << 30, 1)]);
+        assert_eq!(
+            shown(&[256 << 20, 1 << 30], &[]),
+            [(256 << 20, 1), (256 << 20, 16), (1 << 30, 1)]
+        );
+        assert_eq!(shown(&[], &[1 << 20]), [(4 << 10, 1 << 20)]);
+        for (sizes, batches) in [(&[4096, 5 << 30][..], &[][..]), (&[], &[1, (1 << 20) + 1])] {
+            assert!(plan(sizes, batches).is_err(), "what was asked for is not left out");
+        }
     }
 
     #[test]

@@ -111,6 +111,10 @@ impl Report {
             pairs.map(|(name, value)| (name.to_owned(), value.into())).collect();
     }
 
+    pub(crate) fn has_wrong_bytes(&self) -> bool {
+        self.rows.iter().any(|row| row.mismatch.is_some())
+    }
+
     /// Prints the document, or the table if there is anything in it.
     ///
     /// # Errors

@@ -9,18 +9,22 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import shutil
 import sys
 import types
-from pathlib import Path
 
-SHIM = str(Path(__file__).resolve().parent / "_shim")
+from tensorferry.mooncake import _stand_in
+
 USAGE = """\
 usage: python -m tensorferry.mooncake SCRIPT [ARG...]
        python -m tensorferry.mooncake -m MODULE [ARG...]
        python -m tensorferry.mooncake -c CODE [ARG...]
 
-Runs a program that imports mooncake.engine, with tensorferry in its place. Processes that it starts
-find it there, too (through PYTHONPATH).
+Runs a program that imports mooncake.engine, with tensorferry in its place. Python processes that it starts
+find it there, too, through PYTHONPATH: those with -E or -I, or with a PYTHONPATH of their own, do not.
+
+Options of Python's own go before -m tensorferry.mooncake. A program on PATH is named as $(which PROGRAM).
+To check which engine a process has: mooncake.engine.__file__ lies in the package tensorferry.
 """
 
 
@@ -40,7 +44,7 @@ def main(argv: list[str]) -> int:
     else:
         what, program, rest = "", argv[0], argv[1:]
         if not os.path.exists(program):
-            return _refuse(f"there is no file {program!r}")
+            return _refuse(_no_file(program))
     _install()
     if what == "-m":
         sys.argv = [program, *rest]  # runpy puts the module's file in the first place
@@ -66,12 +70,20 @@ def _refuse(why: str) -> int:
     return 2
 
 
+def _no_file(program: str) -> str:
+    if os.path.dirname(program):
+        return f"there is no file {program!r}"
+    if shutil.which(program):
+        return f"there is no file {program!r} here; for the program on PATH, write $(which {program})"
+    return f"there is no file {program!r} here, and no program of that name on PATH"
+
+
 def _install() -> None:
     """Puts the stand-in first on the path of this process and of those it starts."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    rest = [entry for entry in inherited if entry and entry != SHIM]
-    os.environ["PYTHONPATH"] = os.pathsep.join([SHIM, *rest])
-    sys.path[:] = [SHIM, *(entry for entry in sys.path if entry != SHIM)]
+    rest = [entry for entry in inherited if entry and entry != _stand_in.FOLDER]
+    os.environ["PYTHONPATH"] = os.pathsep.join([_stand_in.FOLDER, *rest])
+    _stand_in.on_path()
     for name in [name for name in sys.modules if name == "mooncake" or name.startswith("mooncake.")]:
         del sys.modules[name]
 
