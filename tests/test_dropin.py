@@ -193,6 +193,22 @@ def test_every_argument_has_its_name_and_default(both):
     assert wrong == []
 
 
+@ours_only
+def test_every_method_is_in_the_table_of_the_documentation(both):
+    """With as many arguments as it takes."""
+    page = (TESTS.parent / "docs" / "dropin.md").read_text()
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    documented = {name: inside for row in rows for name, inside in re.findall(r"`(\w+)(?:\(([^)]*)\))?`", row)}
+    methods = both[0]["methods"]
+    assert set(methods) - set(documented) == set()
+    wrong = []
+    for name, arguments in both[0]["signatures"].items():
+        shown = [a for a in re.split(r",\s*", re.sub(r"[\[\]]", "", documented.get(name, ""))) if a]
+        if shown and "…" not in shown and arguments is not None and len(shown) != len(arguments):
+            wrong.append(f"{name}: {shown} is not {arguments}")
+    assert wrong == []
+
+
 def test_opcodes_and_notifications():
     with EngineProcess(OURS) as process:
         found = process.do("small_classes")

@@ -12,7 +12,7 @@ use tensorferry_wire::{
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::io::{Command, Mailbox, Pool};
+use crate::io::{Command, Descriptors, Mailbox, Pool};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
@@ -30,6 +30,7 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     pub(crate) pool: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
+    pub(crate) descriptors: Descriptors,
     /// Waiters that spin now; more of them than idle cores only slow the IO threads down.
     pub(crate) spinners: AtomicUsize,
     incarnation: u64,
@@ -61,6 +62,8 @@ struct Published {
     json: Arc<[u8]>,
 }
 
+/// How many names are looked up and control ports are asked at the same time.
+const POOL_THREADS: usize = 8;
 /// What one request in a queue is counted as.
 const REQUEST_BYTES: usize = 64;
 /// The bound for all peers of an engine, in bounds of one.
@@ -94,8 +97,9 @@ impl Core {
             copy_mode,
             registry: Registry::new(),
             metrics: Metrics::default(),
-            pool: Pool::start()?,
+            pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             mailboxes,
+            descriptors: Descriptors::new(),
             spinners: AtomicUsize::new(0),
             incarnation: random(),
             closed: AtomicBool::new(false),
@@ -108,10 +112,10 @@ impl Core {
 
     /// Whether the engine can be used, in this process.
     pub(crate) fn check_usable(&self) -> Result<()> {
-        if self.is_closed() {
-            Err(Error::Closed)
-        } else if self.is_forked() {
+        if self.is_forked() {
             Err(Error::ForkedProcess { parent: self.pid })
+        } else if self.is_closed() {
+            Err(Error::Closed)
         } else {
             Ok(())
         }
@@ -126,11 +130,15 @@ impl Core {
         self.pid != std::process::id()
     }
 
-    /// True for the caller that closes the engine.
-    pub(crate) fn begin_close(&self) -> bool {
-        let first = !self.closed.swap(true, Ordering::SeqCst);
+    /// Nothing is begun after this, and whoever waits for room is told.
+    pub(crate) fn begin_close(&self) {
+        self.mark_closed();
         self.queued.wake();
-        first
+    }
+
+    /// The same without a lock.
+    pub(crate) fn mark_closed(&self) {
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     /// Tells every IO thread.
@@ -141,7 +149,7 @@ impl Core {
     }
 
     /// Reserves room in the queue to a peer for `requests` requests; `used` counts that peer's bytes.
-    /// A batch that is larger than the bound has the queue for itself.
+    /// A batch may be larger than the bound: it waits until half of that is free.
     pub(crate) fn reserve(
         &self,
         peer: &Arc<str>,
@@ -150,7 +158,8 @@ impl Core {
         wait_until: Option<Instant>,
     ) -> Result<()> {
         let bytes = requests * REQUEST_BYTES;
-        let (limit, limit_all) = (self.config.queue_bytes, self.config.queue_bytes * PEERS_SHARE);
+        let (limit, limit_all) =
+            (self.config.queue_bytes, self.config.queue_bytes.saturating_mul(PEERS_SHARE));
         let busy =
             || Error::Busy { peer: Arc::clone(peer), queued: used.load(Ordering::Relaxed), limit };
         while !self.try_reserve(used, bytes, limit, limit_all) {
@@ -166,7 +175,7 @@ impl Core {
 
     fn try_reserve(&self, used: &AtomicUsize, bytes: usize, limit: usize, all: usize) -> bool {
         let add = |counter: &AtomicUsize, limit: usize| {
-            let next = |n: usize| (n == 0 || n + bytes <= limit).then_some(n + bytes);
+            let next = |n: usize| has_room(n, bytes, limit).then_some(n + bytes);
             counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
         };
         if !add(used, limit) {
@@ -244,8 +253,13 @@ impl Core {
 }
 
 fn fits(used: &AtomicUsize, bytes: usize, limit: usize) -> bool {
-    let n = used.load(Ordering::SeqCst);
-    n == 0 || n + bytes <= limit
+    has_room(used.load(Ordering::SeqCst), bytes, limit)
+}
+
+/// A queue that is at most half full takes a batch of any size, so that a large one does not wait for
+/// ever behind many small ones.
+fn has_room(used: usize, bytes: usize, limit: usize) -> bool {
+    used <= limit / 2 || used.saturating_add(bytes) <= limit
 }
 
 impl Queued {

@@ -18,9 +18,9 @@ use crate::local::Local;
 use crate::memory::{HostBuffer, OwnedRequest, check_mapped};
 use crate::metrics::Stats;
 use crate::peer::Peer;
-use crate::registry::{Access, BufferInfo, Pin, RegisterOptions, Registry, Seen, check_range};
+use crate::registry::{Access, BufferInfo, Pin, RegisterOptions, Registry, check_range};
 use crate::transfer::{
-    Batch, BatchInner, BatchTable, Held, OnFull, Owner, Request, Stop, SubmitOptions,
+    Batch, BatchInner, BatchTable, FOREVER, Held, OnFull, Owner, Request, Stop, SubmitOptions,
 };
 
 /// A transfer engine: registered memory that peers can reach, and a way to reach theirs.
@@ -55,7 +55,7 @@ struct Inner {
     batches: BatchTable,
 }
 
-/// The longest request: more than any machine's memory, and few enough slices to count.
+/// The longest request: more than any machine's memory.
 const MAX_LEN: u64 = 1 << 48;
 /// How long closing waits for exchanges with control ports to notice.
 const POOL_PATIENCE: Duration = Duration::from_millis(500);
@@ -80,7 +80,7 @@ impl Engine {
         let core = Arc::new(Core::new(config, addresses, mailboxes)?);
         let engine = Self {
             inner: Arc::new(Inner {
-                local: Local::new(Arc::clone(&core)),
+                local: Local::new(Arc::clone(&core))?,
                 core,
                 peers: RwLock::default(),
                 threads: Mutex::default(),
@@ -171,7 +171,10 @@ impl Engine {
     pub fn unregister_all(&self, addrs: &[u64]) -> Result<()> {
         let core = &self.inner.core;
         core.check_usable()?;
-        core.registry.unregister(addrs, |addr| core.broadcast(|| Command::Revoke(addr)))
+        core.registry.unregister(addrs, |buffer| {
+            core.broadcast(|| Command::Revoke(buffer));
+            self.inner.local.revoke(buffer);
+        })
     }
 
     /// The buffers that are registered here, in the order of their registration.
@@ -251,6 +254,15 @@ impl Engine {
     /// ended when this returns, and no memory of users is touched any more.
     pub fn close(&self) {
         self.inner.close();
+    }
+
+    /// For a forked child, right after the fork: closes the copies of the engine's sockets that it has
+    /// inherited, so that peers of the parent see the parent's end and not the child's. Takes no lock. Does
+    /// nothing in the process that made the engine.
+    pub fn close_inherited(&self) {
+        if self.inner.core.is_forked() {
+            self.inner.close_inherited();
+        }
     }
 
     /// Whether `close` was called.
@@ -342,7 +354,7 @@ impl Segment {
                 .take_in(notification.clone())
                 .map_err(|why| Error::NotifyFailed { peer: Arc::clone(&self.name), why }),
             Target::Peer(peer) => {
-                let deadline = Instant::now() + core.config.transfer_timeout;
+                let deadline = Instant::now() + core.config.transfer_timeout.min(FOREVER);
                 control::notify(core, &self.name, peer.address(), notification, deadline, &|| false)
             }
         }
@@ -361,9 +373,10 @@ impl Segment {
         let started = Instant::now();
         let timeout = options.timeout.unwrap_or_else(|| core.config.default_timeout(bytes));
         let deadline = started + timeout.min(FOREVER);
-        if let Target::Peer(peer) = &self.target {
-            let wait_until = (options.on_full == OnFull::Wait).then_some(deadline);
-            peer.reserve(requests.len(), wait_until)?;
+        let wait_until = (options.on_full == OnFull::Wait).then_some(deadline);
+        match &self.target {
+            Target::Local(local) => local.reserve(requests.len(), wait_until)?,
+            Target::Peer(peer) => peer.reserve(requests.len(), wait_until)?,
         }
         let held = Held { pins: pin_all(&core.registry, &requests), buffers };
         let owner: Arc<dyn Owner> = match &self.target {
@@ -383,27 +396,29 @@ impl Segment {
     }
 }
 
-/// No deadline is later than this.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-
 impl Inner {
     fn threads(&self) -> std::sync::MutexGuard<'_, Vec<IoThread>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// In a forked child: the threads are the parent's, and here are only copies of their descriptors. No lock
+    /// is taken, since one may have been held at the fork.
+    fn close_inherited(&self) {
+        self.core.mark_closed();
+        self.core.descriptors.close_inherited();
+    }
+
     fn close(&self) {
         let core = &self.core;
-        core.begin_close();
         if core.is_forked() {
-            // The threads are the parent's; here are only copies of their descriptors. Their memory is
-            // left as it is: a lock in it may have been held at the fork.
-            std::mem::take(&mut *self.threads()).into_iter().for_each(std::mem::forget);
-            return;
+            return self.close_inherited();
         }
+        core.begin_close();
         core.broadcast(|| Command::Stop);
         for thread in std::mem::take(&mut *self.threads()) {
             thread.join();
         }
+        self.local.close();
         core.pool.close(POOL_PATIENCE);
         for peer in self.peers.read().unwrap_or_else(PoisonError::into_inner).values() {
             peer.stop_all(Stop::Closed);
@@ -481,18 +496,14 @@ fn check_requests(requests: &[Request]) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Pins each registered buffer that a local range lies in, once.
+/// Pins each registered buffer that a local range touches.
 fn pin_all(registry: &Registry, requests: &[Request]) -> Vec<Pin> {
     let mut pins: Vec<Pin> = Vec::new();
-    let mut seen: Option<Seen> = None;
     for r in requests.iter().filter(|r| r.len > 0) {
-        if seen.as_ref().is_some_and(|s| s.contains(r.local, r.len)) {
-            continue;
-        }
-        if let Some(pin) = registry.find_local(r.local, r.len) {
-            seen = Some(pin.seen());
-            // Buffers that take turns are pinned again and again; that costs little and is right.
-            pins.push(pin);
+        // Requests tend to stay in one buffer. Buffers that take turns are pinned again and again; that
+        // costs little and is right.
+        if pins.last().is_none_or(|pin| !pin.contains(r.local, r.len)) {
+            registry.pin_touched(r.local, r.len, &mut pins);
         }
     }
     pins

@@ -95,11 +95,6 @@ impl Seen {
         let buffer = &self.buffer;
         (len > 0 && buffer.contains(addr, len) && buffer.allows(op)).then(|| buffer.pin()).flatten()
     }
-
-    /// Whether the range lies in the buffer.
-    pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
-        self.buffer.contains(addr, len)
-    }
 }
 
 impl Buffer {
@@ -148,6 +143,11 @@ impl Pin {
     /// Whether the range is inside the pinned buffer.
     pub(crate) fn contains(&self, addr: u64, len: u64) -> bool {
         self.buffer.contains(addr, len)
+    }
+
+    /// Whether user space may write the buffer: it was seen to be writable when it was registered.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.buffer.access == Access::ReadWrite
     }
 
     /// Remembers the buffer without a promise.
@@ -240,7 +240,7 @@ impl Registry {
     /// Takes the buffers that start at `addrs` out of use, or none of them if one is unknown. When
     /// this returns Ok, nothing of the engine touches them. `revoke` has whoever holds a pin on the
     /// given buffer let go of it.
-    pub(crate) fn unregister(&self, addrs: &[u64], revoke: impl Fn(u64)) -> Result<()> {
+    pub(crate) fn unregister(&self, addrs: &[u64], revoke: impl Fn(BufferInfo)) -> Result<()> {
         let closed = self.close(addrs)?;
         let mut result = Ok(());
         let begin = Instant::now();
@@ -248,7 +248,7 @@ impl Registry {
             // All have been closed for as long as the first.
             let patience = Self::PATIENCE.saturating_sub(begin.elapsed());
             let quiet = buffer.wait_unpinned(patience) || {
-                revoke(buffer.addr);
+                revoke(buffer.info());
                 buffer.wait_unpinned(Self::LAST_WAIT)
             };
             if quiet {
@@ -303,9 +303,12 @@ impl Registry {
         self.at(addr).filter(|b| len > 0 && b.contains(addr, len) && b.allows(op))?.pin()
     }
 
-    /// Pins the buffer that contains the whole range, for requests of this engine's own.
-    pub(crate) fn find_local(&self, addr: u64, len: u64) -> Option<Pin> {
-        self.at(addr).filter(|b| b.contains(addr, len))?.pin()
+    /// Pins every buffer that the range touches, for requests of this engine's own.
+    pub(crate) fn pin_touched(&self, addr: u64, len: u64, pins: &mut Vec<Pin>) {
+        let buffers = self.read();
+        let before = buffers.range(..addr + len).rev();
+        let touched = before.take_while(|(_, b)| b.addr + b.len > addr);
+        pins.extend(touched.filter_map(|(_, b)| b.pin()));
     }
 
     fn at(&self, addr: u64) -> Option<Arc<Buffer>> {
@@ -421,7 +424,9 @@ mod tests {
         assert!(r.find(Op::Read, 100, 10).is_some());
         assert!(r.find(Op::Write, 100, 10).is_none());
         assert!(r.find(Op::Read, 200, 10).is_none());
-        assert!(r.find_local(200, 10).is_some());
+        let mut pins = Vec::new();
+        r.pin_touched(205, 1, &mut pins);
+        assert!(pins.len() == 1 && pins[0].contains(200, 10) && !pins[0].is_writable());
         assert_eq!(r.published(), [BufferInfo { addr: 100, len: 10 }]);
         assert_eq!(r.all().len(), 2);
     }
@@ -480,13 +485,30 @@ mod tests {
         let seen = pin.lock().unwrap().as_ref().unwrap().seen();
         drop(seen.pin(Op::Read, 110, 5).expect("open"));
         assert!(seen.pin(Op::Read, 149, 2).is_none());
-        r.unregister(&[100], |addr| {
-            assert_eq!(addr, 100);
+        r.unregister(&[100], |buffer| {
+            assert_eq!(buffer, BufferInfo { addr: 100, len: 50 });
             assert!(seen.pin(Op::Read, 100, 1).is_none(), "closed");
             drop(pin.lock().unwrap().take().unwrap());
         })
         .unwrap();
         assert!(r.all().is_empty());
+    }
+
+    #[test]
+    fn every_buffer_that_a_local_range_touches_is_pinned() {
+        let r = registry(&[(100, 50), (150, 50), (300, 10)]);
+        for ((addr, len), wanted) in [
+            ((100, 50), 1),
+            ((149, 2), 2),
+            ((90, 300), 3),
+            ((200, 100), 0),
+            ((0, 100), 0),
+            ((199, 102), 2),
+        ] {
+            let mut pins = Vec::new();
+            r.pin_touched(addr, len, &mut pins);
+            assert_eq!(pins.len(), wanted, "{addr} {len}");
+        }
     }
 
     #[test]

@@ -160,6 +160,12 @@ impl FrameReader {
         Ok((taken, Some(Frame { kind, body: std::mem::take(&mut self.body) })))
     }
 
+    /// How many bytes of a body have arrived and are kept.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.body.len()
+    }
+
     /// Whether a frame has begun to arrive and is incomplete.
     #[must_use]
     pub fn started(&self) -> bool {

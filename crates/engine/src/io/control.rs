@@ -13,6 +13,9 @@ use crate::memory::Span;
 /// How many steps a connection has before others get their turn.
 const STEPS: usize = 64;
 
+/// How many bytes of requests all connections together may hold in part.
+const MAX_KEPT: usize = 64 << 20;
+
 pub(crate) struct ControlConn {
     phase: Phase,
 }
@@ -34,15 +37,21 @@ impl ControlConn {
     pub(super) fn new(core: &Core) -> Self {
         Self { phase: Phase::Asking(FrameReader::new(core.config.control_accept_limit)) }
     }
+
+    /// Bytes of its request that are held.
+    pub(super) fn kept(&self) -> usize {
+        match &self.phase {
+            Phase::Asking(reader) => reader.kept(),
+            Phase::Answering { .. } | Phase::Parting => 0,
+        }
+    }
 }
 
 impl Reactor {
     pub(super) fn drive_control(&mut self, conn: &mut Conn) -> Fate {
-        if conn.is_due(self.now) {
-            return Fate::Close;
-        }
         match self.control_steps(conn) {
             Ok(()) => Fate::Again,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && conn.is_due(self.now) => Fate::Close,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Fate::Wait,
             Err(e) => {
                 tracing::debug!("a control connection ends: {e}");
@@ -58,7 +67,12 @@ impl Reactor {
             match &mut conn.control().phase {
                 Phase::Asking(reader) => {
                     let n = more(socket.receive_bytes(&mut self.scratch.receive)?)?;
+                    let before = reader.kept();
                     let fed = reader.feed(&self.scratch.receive[..n]).map_err(io::Error::other)?;
+                    self.control_bytes = self.control_bytes - before + reader.kept();
+                    if self.control_bytes > MAX_KEPT {
+                        return Err(io::Error::other("control connections hold too much already"));
+                    }
                     if let (_, Some(frame)) = fed {
                         let refused = || io::Error::other("the request is refused");
                         let frame = reply(&self.core, &frame).ok_or_else(refused)?;

@@ -121,10 +121,9 @@ impl Reactor {
                         tracing::debug!("a lane to {} was lost: {why}", peer.name());
                     }
                     End::Violation(e) => {
-                        tracing::warn!(
-                            "{} broke the protocol: {e}; its lane is closed",
-                            peer.name()
-                        );
+                        let name = peer.name();
+                        let text = format!("{name} broke the protocol: {e}; its lane is closed");
+                        self.throttle.warn(self.now, &text);
                     }
                     End::Unneeded | End::Unconnected(_) => {}
                 }
@@ -176,7 +175,7 @@ impl Reactor {
             Ok(false) if !conn.is_due(self.now) => return Fate::Wait,
             Ok(false) => {
                 let after = self.core.config.connect_timeout;
-                format!("no answer in {after:?}, TENSORFERRY_CONNECT_TIMEOUT")
+                format!("no answer in {after:?} (TENSORFERRY_CONNECT_TIMEOUT)")
             }
             Err(e) => e.to_string(),
         };
@@ -204,7 +203,7 @@ impl Reactor {
         let slices = &mut self.scratch.slices;
         let pulled = conn.peer.pull(room, self.now, slices);
         if slices.is_empty() {
-            return false;
+            return pulled.more;
         }
         let Ok(mut half) = conn.half.try_lock() else {
             conn.peer.requeue(slices);

@@ -1,13 +1,16 @@
 //! Which thread does IO, and how: the only room that calls socket syscalls.
 
 mod control;
+mod descriptors;
 mod lane;
 mod pool;
 mod serve;
 mod socket;
 mod thread;
+mod throttle;
 mod wait;
 
+pub(crate) use descriptors::Descriptors;
 pub(crate) use pool::Pool;
 pub(crate) use socket::{Listener, Socket};
 pub(crate) use thread::{Command, IoThread, Mailbox, prepare};

@@ -11,12 +11,15 @@ use crate::sync::locked;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// One thread is always there; more come with work and leave after [`IDLE`].
+/// Threads come with work and leave after [`IDLE`]; so many always stay.
 pub(crate) struct Pool {
     inner: Arc<Inner>,
 }
 
 struct Inner {
+    name: &'static str,
+    /// Threads that stay, and threads at most.
+    threads: std::ops::RangeInclusive<usize>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -29,35 +32,46 @@ struct State {
     closed: bool,
 }
 
-const MAX_THREADS: usize = 8;
 const IDLE: Duration = Duration::from_secs(10);
 /// The last thread has nothing to look up for.
 const UNTIL_CALLED: Duration = Duration::from_secs(3600);
 
 impl Pool {
-    pub(crate) fn start() -> Result<Self> {
-        let pool =
-            Self { inner: Arc::new(Inner { state: Mutex::default(), changed: Condvar::new() }) };
-        pool.spawn(&mut pool.inner.lock()).map_err(|e| Error::io("starting a pool thread", e))?;
+    pub(crate) fn start(
+        name: &'static str,
+        threads: std::ops::RangeInclusive<usize>,
+    ) -> Result<Self> {
+        let stay = *threads.start();
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let pool = Self { inner: Arc::new(Inner { name, threads, state, changed }) };
+        for _ in 0..stay {
+            pool.spawn(&mut pool.inner.lock())
+                .map_err(|e| Error::io("starting a pool thread", e))?;
+        }
         Ok(pool)
     }
 
     fn spawn(&self, state: &mut State) -> io::Result<()> {
         let inner = Arc::clone(&self.inner);
-        std::thread::Builder::new().name("ferry-pool".into()).spawn(move || inner.work())?;
+        let thread = std::thread::Builder::new().name(inner.name.into());
+        thread.spawn(move || inner.work())?;
         state.threads += 1;
         Ok(())
     }
 
-    /// Has `job` run soon. False if the pool is closed: then it never runs.
+    /// Has `job` run soon. False if the pool is closed, or has no thread and can have none: then it never
+    /// runs.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.inner.lock();
         if state.closed {
             return false;
         }
-        if state.idle <= state.jobs.len() && state.threads < MAX_THREADS {
+        if state.idle <= state.jobs.len() && state.threads < *self.inner.threads.end() {
             // Without another thread the job waits for those that are there.
-            let _ = self.spawn(&mut state);
+            let spawned = self.spawn(&mut state);
+            if spawned.is_err() && state.threads == 0 {
+                return false;
+            }
         }
         state.jobs.push_back(Box::new(job));
         drop(state);
@@ -105,7 +119,7 @@ impl Inner {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
             }
-            let spare = state.threads > 1;
+            let spare = state.threads > *self.threads.start();
             let left = until.saturating_duration_since(Instant::now());
             if state.closed || (spare && left.is_zero()) {
                 return None;
@@ -124,9 +138,11 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
+    const MAX_THREADS: usize = 8;
+
     #[test]
     fn jobs_run_at_the_same_time_up_to_the_bound_and_all_run() {
-        let pool = Pool::start().unwrap();
+        let pool = Pool::start("test", 1..=MAX_THREADS).unwrap();
         let (sender, receiver) = mpsc::channel();
         let gate = Arc::new(std::sync::Barrier::new(MAX_THREADS));
         for i in 0..MAX_THREADS * 3 {
@@ -146,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_panicking_job_does_not_take_the_pool_down() {
-        let pool = Pool::start().unwrap();
+        let pool = Pool::start("test", 1..=MAX_THREADS).unwrap();
         let (sender, receiver) = mpsc::channel();
         pool.run(|| panic!("on purpose"));
         pool.run(move || sender.send(1).unwrap());

@@ -26,16 +26,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Reactor {
     pub(super) fn drive_serve(&mut self, conn: &mut Conn) -> Fate {
-        if conn.is_due(self.now) {
+        let mut served = Served::default();
+        let fate = self.serve_rounds(conn, &mut served);
+        count(&served, &self.core.metrics);
+        if served != Served::default() {
+            // The clock runs over one header, or one refusal, not over a busy connection.
+            conn.set_due(None);
+        }
+        self.time(conn);
+        // What has arrived was looked at first: a process that was stopped does not throw it away.
+        if fate == Fate::Wait && conn.is_due(self.now) {
             let why =
                 if conn.serve().half_closed { "a refused peer stayed" } else { "half a header" };
             tracing::debug!("{why} for {PATIENCE:?}: the connection is closed");
             return Fate::Close;
         }
-        let mut served = Served::default();
-        let fate = self.serve_rounds(conn, &mut served);
-        count(&served, &self.core.metrics);
-        self.time(conn);
         fate
     }
 
@@ -98,8 +103,10 @@ impl Reactor {
         serve.received_direct(in_place as u64, served);
         let (registry, mode) = (&self.core.registry, self.core.copy_mode);
         serve.received(&buffer[..n - in_place], registry, mode, served).map_err(Fault::Serve)?;
-        // A short count means that the socket is empty, but for the end of the stream.
-        conn.readable = n == wanted || conn.read_closed;
+        // A short count means that the socket is empty, but for the end of the stream, or for a hole in the
+        // buffer, which the next call reports.
+        let cut_short = direct.is_some_and(|span| n < span.len);
+        conn.readable = n == wanted || conn.read_closed || cut_short;
         Ok(true)
     }
 

@@ -18,9 +18,12 @@ use crate::error::{Error, Result};
 use crate::io::control::ControlConn;
 use crate::io::lane::{LaneConn, Stuck};
 use crate::io::serve::ServeConn;
+use crate::io::throttle::Throttle;
 use crate::io::{Listener, Socket};
+use crate::local::Local;
 use crate::memory::Span;
 use crate::peer::Peer;
+use crate::registry::BufferInfo;
 use crate::transfer::{Slice, Stop};
 
 /// What an IO thread can be told.
@@ -35,8 +38,10 @@ pub(crate) enum Command {
     Serve(Socket),
     /// Some batch is to stop: settle what is held of it.
     Sweep,
-    /// Let go of the buffer that starts here.
-    Revoke(u64),
+    /// Let go of a buffer.
+    Revoke(BufferInfo),
+    /// Keep the deadlines of copies within the process.
+    Watch(Arc<Local>),
     /// End.
     Stop,
 }
@@ -68,6 +73,11 @@ pub(crate) struct Reactor {
     ready: VecDeque<Token>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
     next_sweep: Option<Instant>,
+    /// Copies within the process, once there were some that took long.
+    local: Option<Arc<Local>>,
+    /// Bytes of requests that have arrived in part on control connections.
+    pub(super) control_bytes: usize,
+    pub(super) throttle: Throttle,
     /// Peers whose queue is looked after here.
     peers: HashMap<usize, Arc<Peer>>,
     /// Lanes of each peer that live here.
@@ -234,6 +244,9 @@ impl Reactor {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             next_sweep: None,
+            local: None,
+            control_bytes: 0,
+            throttle: Throttle::default(),
             peers: HashMap::new(),
             lanes: HashMap::new(),
             now: Instant::now(),
@@ -251,6 +264,7 @@ impl Reactor {
         let token = Token(FIRST_LISTENER + self.listeners.len());
         self.register(listener.as_raw_fd(), token, Interest::READABLE)
             .map_err(|e| Error::io("watching a listener", e))?;
+        self.core.descriptors.note(listener.as_raw_fd());
         self.listeners.push(Listening { listener, role });
         Ok(())
     }
@@ -271,14 +285,18 @@ impl Reactor {
         let mut events = Events::with_capacity(256);
         while !self.stopping {
             let timeout = self.timeout();
-            if let Err(e) = self.poll.poll(&mut events, timeout)
-                && e.kind() != io::ErrorKind::Interrupted
-            {
-                tracing::error!("epoll_wait failed: {e}; the engine is closed");
-                self.core.begin_close();
-                return;
-            }
+            let polled = self.poll.poll(&mut events, timeout);
             self.mailbox().awake.store(true, Ordering::SeqCst);
+            match polled {
+                Ok(()) => {}
+                // A process that was stopped and goes on comes by here: sockets first, then deadlines.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => {
+                    tracing::error!("epoll_wait failed: {e}; the engine is closed");
+                    self.core.begin_close();
+                    return;
+                }
+            }
             self.now = Instant::now();
             for event in &events {
                 self.note(event);
@@ -338,7 +356,12 @@ impl Reactor {
                 Command::Dial(peer) => self.dial(&peer),
                 Command::Serve(socket) => self.serve(socket),
                 Command::Sweep => self.sweep(),
-                Command::Revoke(addr) => self.revoke(addr),
+                Command::Revoke(buffer) => self.revoke(buffer.addr),
+                Command::Watch(local) => {
+                    let next = local.sweep(self.now);
+                    next.into_iter().for_each(|at| self.sweep_by(at));
+                    self.local = Some(local);
+                }
                 Command::Stop => self.stopping = true,
             }
         }
@@ -421,8 +444,11 @@ impl Reactor {
         let _ = self.poll.registry().deregister(&mut SourceFd(&conn.socket.as_raw_fd()));
         self.conns[index].generation = self.conns[index].generation.wrapping_add(1);
         self.free.push(index);
-        if let Kind::Lane(lane) = conn.kind {
-            self.lane_gone(conn.token, lane);
+        self.core.descriptors.forget(conn.socket.as_raw_fd());
+        match conn.kind {
+            Kind::Lane(lane) => self.lane_gone(conn.token, lane),
+            Kind::Control(control) => self.control_bytes -= control.kept(),
+            Kind::Serve(_) => {}
         }
     }
 
@@ -438,9 +464,8 @@ impl Reactor {
                     // Faults of the one connection; the next is a new chance.
                     Some(libc::ECONNABORTED | libc::EINTR | libc::EPROTO | libc::EPERM) => {}
                     _ => {
-                        tracing::warn!(
-                            "accepting a connection failed: {e}; trying again in {REST:?}"
-                        );
+                        let text = format!("accepting failed: {e}; trying again in {REST:?}");
+                        self.throttle.warn(self.now, &text);
                         self.timers.push(Reverse((self.now + REST, token)));
                         return;
                     }
@@ -468,7 +493,8 @@ impl Reactor {
                     let kind = Kind::Control(ControlConn::new(&self.core));
                     self.add(socket, kind, true, Some(due));
                 } else {
-                    tracing::warn!("{busy} control connections are open; one more is refused");
+                    let text = format!("{busy} control connections are open; one more is refused");
+                    self.throttle.warn(self.now, &text);
                 }
             }
         }
@@ -502,7 +528,8 @@ impl Reactor {
         let token = join(index, self.conns[index].generation);
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(e) = self.register(socket.as_raw_fd(), token, interest) {
-            tracing::warn!("watching a connection failed: {e}; it is closed");
+            self.throttle
+                .warn(self.now, &format!("watching a connection failed: {e}; it is closed"));
             self.free.push(index);
             return None;
         }
@@ -517,6 +544,7 @@ impl Reactor {
             timed: false,
             kind,
         };
+        self.core.descriptors.note(conn.socket.as_raw_fd());
         self.put_back(Box::new(conn));
         self.make_ready(token);
         Some(token)
@@ -578,8 +606,10 @@ impl Reactor {
 
     /// Settles what is past its deadline or was told to stop, in queues and on lanes.
     fn sweep(&mut self) {
-        self.now = Instant::now();
         self.next_sweep = None;
+        if let Some(at) = self.local.as_ref().and_then(|local| local.sweep(self.now)) {
+            self.sweep_by(at);
+        }
         let peers: Vec<_> = self.peers.values().cloned().collect();
         for peer in &peers {
             if let Some(at) = peer.sweep(self.now) {
@@ -621,9 +651,10 @@ impl Reactor {
             .collect();
         for token in users {
             if let Some(conn) = self.take(token) {
-                tracing::warn!(
+                let text = format!(
                     "{addr:#x} is unregistered while a peer moves it: its connection is closed"
                 );
+                self.throttle.warn(self.now, &text);
                 conn.socket.reset_on_close();
                 self.close(conn);
             }

@@ -70,8 +70,12 @@ struct State {
 pub(crate) struct Pulled {
     /// The one request that was pulled needs the lane for itself.
     pub(crate) alone: bool,
+    /// Enough was looked at for one time, but not all.
+    pub(crate) more: bool,
 }
 
+/// How many requests one look settles or sets aside at most: it is done on an IO thread, under a lock.
+const MAX_LOOKS: usize = 4096;
 /// How often a slice shares a lane with others after it was behind a refused one.
 const SHARED_TRIES: u8 = 4;
 /// How long no further lane is tried after one could not be had while others were open.
@@ -225,31 +229,32 @@ impl Peer {
     pub(crate) fn pull(self: &Arc<Self>, room: Room, now: Instant, out: &mut Vec<Slice>) -> Pulled {
         let mut state = self.lock();
         let Some(route) = state.route.clone() else { return Pulled::default() };
-        let (mut bytes, mut hint) = (0, 0);
-        while out.len() < room.requests && bytes < room.bytes {
-            let Some(slice) = state.queue.next(route.slice_len()) else { break };
+        let (mut bytes, mut hint, mut looks) = (0, 0, 0);
+        let mut alone = false;
+        while out.len() < room.requests && bytes < room.bytes && looks < MAX_LOOKS && !alone {
+            let Some(slice) = state.queue.next() else { break };
             match admit(&state, &route, &slice, now, &mut hint) {
-                Admission::Go => {
-                    bytes += slice.len;
-                    out.push(slice);
-                }
                 Admission::Fail(cause) => slice.settle(Err(cause)),
-                Admission::Alone if room.empty && out.is_empty() => {
-                    out.push(slice);
-                    return Pulled { alone: true };
-                }
-                Admission::Alone => {
+                Admission::Wait => state.queue.park(slice),
+                Admission::Alone if !room.empty || !out.is_empty() => {
                     state.queue.push_front(slice);
                     break;
                 }
-                Admission::Wait => state.queue.park(slice),
+                admitted => {
+                    alone = matches!(admitted, Admission::Alone);
+                    let slice = state.queue.cut(slice, route.slice_len());
+                    bytes += slice.len;
+                    out.push(slice);
+                    continue;
+                }
             }
+            looks += 1;
         }
         if state.queue.has_parked() {
             // The buffers may have been registered after the peer was asked: ask once more.
             self.ask(&mut state);
         }
-        Pulled::default()
+        Pulled { alone, more: looks == MAX_LOOKS }
     }
 
     /// Takes slices back that are to be sent again. Those whose batch was told to stop are settled here: whoever

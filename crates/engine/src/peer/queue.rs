@@ -18,13 +18,10 @@ pub(super) struct Queue {
     new_deadline: Option<Instant>,
 }
 
-/// How far a batch has been cut into slices.
+/// A batch, and the first of its entries that nobody has taken.
 struct Cursor {
     batch: Arc<BatchInner>,
     entry: u32,
-    offset: u64,
-    /// The slice length that the current entry was cut by.
-    slice_len: u64,
 }
 
 /// What was taken out of the queue to be failed, without a lock held.
@@ -37,7 +34,7 @@ pub(super) struct Work {
 impl Queue {
     pub(super) fn push(&mut self, batch: Arc<BatchInner>) {
         self.note(batch.deadline);
-        self.cursors.push_back(Cursor { batch, entry: 0, offset: 0, slice_len: 0 });
+        self.cursors.push_back(Cursor { batch, entry: 0 });
     }
 
     /// The slice is the next to be sent.
@@ -81,18 +78,27 @@ impl Queue {
         self.new_deadline.take()
     }
 
-    /// The next slice in line, of at most `slice_len` bytes.
-    pub(super) fn next(&mut self, slice_len: u64) -> Option<Slice> {
+    /// What is next in line: a request that nobody has looked at, or what was left or came back of one. It is
+    /// not cut yet, so that whatever is decided about it is decided once.
+    pub(super) fn next(&mut self) -> Option<Slice> {
         if let Some(slice) = self.requeued.pop_front() {
             return Some(slice);
         }
         while let Some(cursor) = self.cursors.front_mut() {
-            match cursor.next(slice_len) {
+            match cursor.next() {
                 Some(slice) => return Some(slice),
                 None => drop(self.cursors.pop_front()),
             }
         }
         None
+    }
+
+    /// Cuts a slice of at most `len` bytes off what was next; the rest is next again.
+    pub(super) fn cut(&mut self, mut slice: Slice, len: u64) -> Slice {
+        if slice.len > len {
+            self.requeued.push_front(slice.split_off(len));
+        }
+        slice
     }
 
     pub(super) fn take_all(&mut self) -> Work {
@@ -135,43 +141,22 @@ fn divide<T>(all: &mut VecDeque<T>, stays: impl Fn(&T) -> bool) -> (VecDeque<T>,
 }
 
 impl Cursor {
-    /// Cuts the next slice off; `None` at the end of the batch.
-    fn next(&mut self, slice_len: u64) -> Option<Slice> {
+    fn next(&mut self) -> Option<Slice> {
         while (self.entry as usize) < self.batch.len() {
-            let request = self.batch.request(self.entry);
-            if self.offset == 0 {
-                self.slice_len = slice_len;
-                let slices = request.len.div_ceil(slice_len);
-                if slices > 1 {
-                    self.batch.cut(self.entry, slices as u32);
-                }
-            }
-            let len = self.slice_len.min(request.len - self.offset);
-            let (entry, offset) = (self.entry, self.offset);
-            if offset + len == request.len {
-                (self.entry, self.offset) = (entry + 1, 0);
-            } else {
-                self.offset += len;
-            }
-            if len > 0 {
-                return Some(Slice::new(&self.batch, entry, offset, len));
+            let entry = self.entry;
+            self.entry += 1;
+            // An entry of length 0 was settled when the batch was made.
+            if self.batch.request(entry).len > 0 {
+                return Some(Slice::whole(&self.batch, entry));
             }
         }
         None
     }
 
-    /// Fails all that was not cut off.
+    /// Fails all that nobody has taken.
     fn fail(mut self, cause: &Cause) {
-        if self.offset > 0 {
-            let left = self.batch.request(self.entry).len - self.offset;
-            let slices = left.div_ceil(self.slice_len) as u32;
-            self.batch.settle(self.entry, slices, Err(cause.clone()));
-            self.entry += 1;
-        }
-        for entry in self.entry..self.batch.len() as u32 {
-            if self.batch.request(entry).len > 0 {
-                self.batch.settle(entry, 1, Err(cause.clone()));
-            }
+        while let Some(slice) = self.next() {
+            slice.settle(Err(cause.clone()));
         }
     }
 }
@@ -221,14 +206,15 @@ mod tests {
         ) {
             let request = |&len: &u64| Request { op: Op::Write, local: 1 << 20, remote: 1 << 40, len };
             let batch = batch_of(lens.iter().map(request).collect());
-            let inner = Arc::clone(&batch.inner);
-            let mut cursor = Cursor { batch: inner, entry: 0, offset: 0, slice_len: SLICE };
+            let mut queue = Queue::default();
+            queue.push(Arc::clone(&batch.inner));
             let mut ends = vec![0; lens.len()];
             let mut slices = Vec::new();
             for slice_len in slice_lens.iter().cycle().take(taken) {
-                let Some(slice) = cursor.next(*slice_len) else { break };
+                let Some(slice) = queue.next() else { break };
+                let slice = queue.cut(slice, *slice_len);
                 let end = &mut ends[slice.entry as usize];
-                prop_assert!(slice.len > 0 && slice.offset == *end);
+                prop_assert!(slice.len > 0 && slice.len <= *slice_len && slice.offset == *end);
                 *end += slice.len;
                 slices.push(slice);
             }
@@ -237,7 +223,7 @@ mod tests {
                 prop_assert!(slices.is_empty() && batch.inner.is_settled());
                 return Ok(());
             }
-            cursor.fail(&Cause::Refused);
+            queue.take_all().fail(&Cause::Refused);
             prop_assert!(slices.is_empty() || batch.poll() == BatchState::Running);
             for slice in slices {
                 slice.settle(Ok(()));

@@ -12,6 +12,7 @@ use crate::memory::HostBuffer;
 use crate::metrics::Metrics;
 use crate::registry::Pin;
 use crate::sync::locked;
+use crate::transfer::FOREVER;
 use crate::transfer::cause::{Cause, Stop};
 
 /// One copy between local memory and a peer's segment.
@@ -197,18 +198,8 @@ impl BatchInner {
         self.entries[entry as usize].left.load(Ordering::Relaxed) & ENTRY_FAILED != 0
     }
 
-    /// The batch's `entry` will be settled in `slices` parts instead of one.
-    pub(crate) fn cut(&self, entry: u32, slices: u32) {
-        self.entries[entry as usize].left.fetch_add(slices - 1, Ordering::Relaxed);
-    }
-
-    /// Settles `slices` of the parts of `entry`; the last one of the last entry ends the batch.
-    pub(crate) fn settle(
-        self: &Arc<Self>,
-        entry: u32,
-        slices: u32,
-        verdict: std::result::Result<(), Cause>,
-    ) {
+    /// Settles a part of `entry`; the last one of the last entry ends the batch.
+    pub(crate) fn settle(self: &Arc<Self>, entry: u32, verdict: std::result::Result<(), Cause>) {
         let left = &self.entries[entry as usize].left;
         if let Err(cause) = verdict
             && left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0
@@ -217,9 +208,9 @@ impl BatchInner {
             locked(&self.failures).push(Failure { entry, cause, elapsed });
         }
         // AcqRel: each part releases its bytes, and the last part acquires those of all others.
-        let before = left.fetch_sub(slices, Ordering::AcqRel) & !ENTRY_FAILED;
-        debug_assert!(before >= slices, "a slice is settled once");
-        if before == slices {
+        let before = left.fetch_sub(1, Ordering::AcqRel) & !ENTRY_FAILED;
+        debug_assert!(before > 0, "a slice is settled once");
+        if before == 1 {
             self.entry_settled();
         }
     }
@@ -332,9 +323,10 @@ impl BatchInner {
         locked(&self.held).pins.iter().any(|pin| pin.buffer_addr() == addr)
     }
 
-    /// Whether a pin of the batch covers the range.
-    pub(crate) fn pins_range(&self, addr: u64, len: u64) -> bool {
-        locked(&self.held).pins.iter().any(|pin| pin.contains(addr, len))
+    /// Whether one pin of the batch covers the range, and user space may read it, or write it.
+    pub(crate) fn pins_range(&self, addr: u64, len: u64, write: bool) -> bool {
+        let covers = |pin: &Pin| pin.contains(addr, len) && (!write || pin.is_writable());
+        locked(&self.held).pins.iter().any(covers)
     }
 
     fn sleep(&self, until: Instant) -> bool {
@@ -400,7 +392,7 @@ impl Batch {
         if !self.inner.is_final() {
             let begin = Instant::now();
             self.spin(begin + timeout.min(Self::SPIN));
-            if !self.inner.is_final() && !self.inner.sleep(begin + timeout) {
+            if !self.inner.is_final() && !self.inner.sleep(begin + timeout.min(FOREVER)) {
                 return None;
             }
         }
@@ -491,6 +483,21 @@ impl Slice {
         Self { batch: Arc::clone(batch), entry, offset, len, tries: 0, settled: false }
     }
 
+    /// All of a request.
+    pub(crate) fn whole(batch: &Arc<BatchInner>, entry: u32) -> Self {
+        Self::new(batch, entry, 0, batch.request(entry).len)
+    }
+
+    /// Leaves the first `len` bytes here; returns the rest, which is settled by itself.
+    pub(crate) fn split_off(&mut self, len: u64) -> Self {
+        // Relaxed: the parts are handed to other threads by locks.
+        self.batch.entries[self.entry as usize].left.fetch_add(1, Ordering::Relaxed);
+        let mut rest = Self::new(&self.batch, self.entry, self.offset + len, self.len - len);
+        rest.tries = self.tries;
+        self.len = len;
+        rest
+    }
+
     pub(crate) fn op(&self) -> Op {
         self.batch.entries[self.entry as usize].op
     }
@@ -505,7 +512,7 @@ impl Slice {
 
     pub(crate) fn settle(mut self, verdict: std::result::Result<(), Cause>) {
         self.settled = true;
-        self.batch.settle(self.entry, 1, verdict);
+        self.batch.settle(self.entry, verdict);
     }
 }
 
@@ -513,7 +520,7 @@ impl Drop for Slice {
     fn drop(&mut self) {
         if !self.settled {
             let why = Cause::Unknown("the engine let go of it, which is a bug in it".into());
-            self.batch.settle(self.entry, 1, Err(why));
+            self.batch.settle(self.entry, Err(why));
         }
     }
 }
@@ -575,14 +582,16 @@ pub(crate) mod tests {
     #[test]
     fn the_last_slice_of_the_last_entry_ends_the_batch() {
         let b = batch(&[10, 0, 20]);
-        b.inner.cut(2, 2);
-        Slice::new(&b.inner, 2, 0, 10).settle(Ok(()));
+        let mut first = Slice::whole(&b.inner, 2);
+        let second = first.split_off(10);
+        assert_eq!((first.len, second.offset, second.len), (10, 10, 10));
+        first.settle(Ok(()));
         Slice::new(&b.inner, 0, 0, 10).settle(Ok(()));
         assert_eq!(b.poll(), BatchState::Running);
         assert!(b.entry(0).unwrap().is_ok());
         assert!(b.entry(1).unwrap().is_ok());
         assert!(b.entry(2).is_none());
-        Slice::new(&b.inner, 2, 10, 10).settle(Ok(()));
+        second.settle(Ok(()));
         assert_eq!(b.poll(), BatchState::Completed);
         assert!(b.wait().is_ok());
     }

@@ -10,3 +10,6 @@ pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
 pub(crate) use batch::{BatchInner, Held, Owner, Slice};
 pub(crate) use cause::{Cause, Stop};
 pub use table::{BatchId, BatchTable};
+
+/// No deadline is later than this.
+pub(crate) const FOREVER: std::time::Duration = std::time::Duration::from_secs(10 * 365 * 86_400);

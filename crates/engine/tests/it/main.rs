@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+mod bounds;
 mod chaos;
 mod common;
 mod fake;
@@ -9,6 +10,7 @@ mod faults;
 mod life;
 mod load;
 mod local;
+mod own;
 mod pair;
 mod stops;
 mod strangers;

@@ -1,0 +1,136 @@
+//! What strangers and mistakes may cost.
+
+use std::io::Write;
+use std::net::TcpStream;
+
+use tensorferry::{Batch, Config, HostBuffer, Op, Request, SubmitOptions};
+
+use crate::common::{Pair, alone, engine, eventually, ms, start, timed, within};
+
+/// Resident memory of this process in bytes.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Requests over addresses that nobody owns: by the engine's word an error, or a refusal.
+#[expect(unsafe_code, reason = "the ranges are made up")]
+fn submit(pair: &Pair, requests: Vec<Request>, options: SubmitOptions) -> Batch {
+    // SAFETY: nothing of it is mapped as a whole; the engine says so and touches nothing.
+    unsafe { pair.segment.submit(requests, options) }.unwrap()
+}
+
+#[test]
+fn a_length_beyond_reason_costs_neither_time_nor_memory() {
+    alone("bounds::a_length_beyond_reason_alone");
+}
+
+#[test]
+#[ignore = "counts memory of the process, so it is started by itself"]
+fn a_length_beyond_reason_alone() {
+    let pair = Pair::new(1 << 20);
+    let local = HostBuffer::zeroed(4096).unwrap();
+    start(&pair.segment, Op::Write, &local, pair.remote.addr()).wait().unwrap();
+    let before = resident();
+    for len in [1 << 40, 1 << 45, 1 << 48] {
+        for remote in [pair.remote.addr(), 1 << 20] {
+            let request = Request { op: Op::Read, local: local.addr(), remote, len };
+            let (result, took) = timed(|| submit(&pair, vec![request], within(ms(5000))).wait());
+            assert_eq!(result.unwrap_err().code(), 9);
+            assert!(took < ms(500), "{took:?}");
+        }
+    }
+    let requests = vec![Request { op: Op::Read, local: local.addr(), remote: 16, len: 8 }; 500_000];
+    let bad = submit(&pair, requests, within(ms(20_000)));
+    let good = start(&pair.segment, Op::Write, &local, pair.remote.addr());
+    assert_eq!(bad.wait().unwrap_err().code(), 9);
+    good.wait().unwrap();
+    drop(bad);
+    assert!(resident() < before + (256 << 20), "{} of {before}", resident());
+}
+
+#[test]
+fn half_requests_on_the_control_port_are_kept_up_to_a_bound() {
+    alone("bounds::half_requests_on_the_control_port_alone");
+}
+
+#[test]
+#[ignore = "counts memory of the process, so it is started by itself"]
+fn half_requests_on_the_control_port_alone() {
+    let e = engine(Config::default());
+    let before = resident();
+    let mut frame = (15_u64 << 20).to_le_bytes().to_vec();
+    frame.push(2);
+    frame.resize(12 << 20, b' ');
+    let mut cut = 0;
+    let mut streams = Vec::new();
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(("127.0.0.1", e.control_port())).unwrap();
+        cut += usize::from(stream.write_all(&frame).is_err());
+        streams.push(stream);
+    }
+    assert!(cut > 20, "{cut}");
+    assert!(resident() < before + (200 << 20), "{} of {before}", resident());
+    drop(streams);
+    eventually("room again", || engine(Config::default()).probe(e.name()).is_ok());
+}
+
+#[test]
+fn a_range_over_two_buffers_is_quiet_after_either_is_unregistered() {
+    let pair = Pair::new(64 << 20);
+    let local = HostBuffer::zeroed(64 << 20).unwrap();
+    let half = (local.len() / 2) as u64;
+    #[expect(unsafe_code, reason = "two buffers in one mapping")]
+    for addr in [local.addr(), local.addr() + half] {
+        // SAFETY: `local` outlives the engine's use.
+        unsafe { pair.initiator.register(addr, half, &Default::default()) }.unwrap();
+    }
+    let batches: Vec<Batch> =
+        (0..20).map(|_| pair.start(Op::Read, &local, pair.remote.addr(), local.len())).collect();
+    pair.initiator.unregister(local.addr() + half).unwrap();
+    local.write(half as usize, &vec![9; half as usize]);
+    let quiet = local.read(half as usize, half as usize);
+    assert!(
+        batches.iter().all(|b| b.wait().is_ok() || b.result().unwrap().unwrap_err().code() == 15)
+    );
+    assert!(local.read(half as usize, half as usize) == quiet);
+}
+
+#[test]
+fn a_large_batch_does_not_wait_for_ever_behind_small_ones() {
+    let mut config = Config::default();
+    config.queue_bytes = 64 << 10;
+    let pair = Pair::with(1 << 20, config);
+    let local = HostBuffer::zeroed(1 << 20).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let row: Vec<_> = (0..64)
+                        .map(|i| {
+                            local
+                                .request(Op::Write, i * 64, pair.remote.addr() + i as u64 * 64, 64)
+                                .unwrap()
+                        })
+                        .collect();
+                    pair.segment
+                        .submit_owned(&row, SubmitOptions::default())
+                        .unwrap()
+                        .wait()
+                        .unwrap();
+                }
+            });
+        }
+        let row: Vec<_> = (0..5000)
+            .map(|i| {
+                local.request(Op::Write, i * 64, pair.remote.addr() + i as u64 * 64, 64).unwrap()
+            })
+            .collect();
+        let (result, took) = timed(|| pair.segment.submit_owned(&row, within(ms(5000))));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        result.unwrap().wait().unwrap();
+        assert!(took < ms(2000), "{took:?}");
+    });
+}
