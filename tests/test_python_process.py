@@ -545,6 +545,39 @@ def test_a_child_of_a_busy_process_ends_at_once(end):
     good(done)
 
 
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_a_child_has_none_of_the_sockets(fork):
+    """So that peers see the parent's end. Python is not told of every fork."""
+    done = run(f"""
+    def sockets():
+        ours = [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{{fd}}")]
+        return sum(os.readlink(f"/proc/self/fd/{{fd}}").startswith("socket:") for fd in ours)
+    before = sockets()
+    logging.disable()
+    engine, name = new()
+    other, _ = new()
+    addr, local = engine.allocate_managed_buffer(4096), other.allocate_managed_buffer(4096)
+    assert other.transfer_sync_write(name, local, addr, 4096) == 0
+    assert sockets() > before
+    pid = {fork}()
+    if pid == 0:
+        signal.alarm(20)
+        if "ctypes" in {fork!r}:
+            engine.close()
+            del other
+            gc.collect()
+        assert sockets() == before, (sockets(), before)
+        assert engine.send_probe(name) == -1
+        fresh, own = new()
+        assert fresh.send_probe(own) == 0
+        fresh.close()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert other.transfer_sync_write(name, local, addr, 4096) == 0
+    """, python=("-W", "ignore::DeprecationWarning"))
+    good(done)
+
+
 FORKING_WAITS = {
     "sync": "engine.transfer_sync_write(peer, addr, 4096, 16)",
     "batches": "engine.get_batch_transfer_status([engine.batch_transfer_async_write(peer, [addr], [4096], [16])])",

@@ -51,6 +51,10 @@ fn after_in_child() {
     let engines = std::mem::take(&mut *ENGINES.lock().unwrap_or_else(PoisonError::into_inner));
     // The parent's engines are the parent's to close. Their memory here is a copy that was made while other
     // threads may have been changing it, under locks that nobody will ever let go: it is never looked at
-    // again, not even to be freed.
-    engines.iter().filter_map(Weak::upgrade).for_each(std::mem::forget);
+    // again, not even to be freed. Only the copies of their sockets are closed, so that peers see the parent's
+    // end and not the child's.
+    for ready in engines.iter().filter_map(Weak::upgrade) {
+        ready.engine().close_inherited();
+        std::mem::forget(ready);
+    }
 }

@@ -187,10 +187,12 @@ impl Ready {
         Ok(())
     }
 
-    /// Ends the engine. Waits for its threads, which may be in the middle of a copy. In a forked child there is
-    /// nothing to end.
+    /// Ends the engine. Waits for its threads, which may be in the middle of a copy. In a forked child there are
+    /// only copies of its sockets to be closed.
     pub(crate) fn close(&self, py: Python<'_>) {
-        if !self.is_forked() {
+        if self.is_forked() {
+            self.engine.close_inherited();
+        } else {
             py.detach(|| self.engine.close());
         }
     }
@@ -462,6 +464,7 @@ impl Drop for Ready {
     fn drop(&mut self) {
         if self.is_forked() {
             // A fork that Python's hooks were not told of. See there.
+            self.engine.close_inherited();
             std::mem::forget((self.engine.clone(), Arc::clone(&self.managed)));
             return;
         }
