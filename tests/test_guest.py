@@ -135,17 +135,22 @@ def test_the_interpreter_is_free_during_a_read():
 
 
 def test_idle_engines_cost_nothing():
-    """Two engines that know each other, for two seconds: next to no processor time."""
+    """Two engines that know each other, for two seconds: next to no processor time. What they cost shows every time."""
     with EngineProcess(OURS) as process:
         process.open()
         other = process.open("other")
         near = process.alloc("mem", 8192)
         assert process.value("register_memory", near, 8192, engine="other") == 0
         assert process.value("transfer_sync_write", other, near, near + 4096, 4096) == 0
-        before = process.do("usage")["cpu"]
-        process.do("rest", seconds=2)
-        used = process.do("usage")["cpu"] - before
-    assert used < 0.05, f"{used:.3f} s of CPU in 2 s"
+        used = min(rest(process) for _ in range(3))
+    assert used < 0.02, f"{used:.3f} s of CPU in 2 s, at the least of three times"
+
+
+def rest(process: EngineProcess) -> float:
+    """Processor seconds of two idle seconds."""
+    before = process.do("usage")["cpu"]
+    process.do("rest", seconds=2)
+    return process.do("usage")["cpu"] - before
 
 
 def test_several_engines_in_one_process():

@@ -373,7 +373,11 @@ impl Segment {
         let started = Instant::now();
         let timeout = options.timeout.unwrap_or_else(|| core.config.default_timeout(bytes));
         let deadline = started + timeout.min(FOREVER);
-        let wait_until = (options.on_full == OnFull::Wait).then_some(deadline);
+        let wait_until = match options.on_full {
+            OnFull::Wait => Some(deadline),
+            OnFull::WaitFor(time) => Some(deadline.min(started + time.min(FOREVER))),
+            OnFull::Refuse => None,
+        };
         match &self.target {
             Target::Local(local) => local.reserve(requests.len(), wait_until)?,
             Target::Peer(peer) => peer.reserve(requests.len(), wait_until)?,

@@ -26,9 +26,6 @@ const FIRST_CONTACT: Duration = Duration::from_millis(250);
 /// How many names of peers that were there are remembered.
 const MOST_KNOWN: usize = 4096;
 
-/// How long a submit sleeps at first when the queue is full, and at most; then it tries again.
-const NAP: Duration = Duration::from_millis(1);
-const LONGEST_NAP: Duration = Duration::from_millis(20);
 /// No submit waits for longer.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// Managed memory is copied in pieces of so many bytes, so that Ctrl-C need not wait for all of it.
@@ -265,38 +262,29 @@ impl Ready {
         then: impl Fn(Batch) -> T + Sync,
     ) -> Result<T, Failure> {
         let begun = Instant::now();
-        let (then, mut nap, mut deadline) = (&then, NAP, None);
+        let (then, mut deadline) = (&then, None);
         loop {
             let tried = py.detach(|| {
                 let segment = self.engine.segment(order.peer)?;
-                let until = Instant::now() + SIGNALS;
-                loop {
-                    let full = match self.try_submit(&segment, order, deadline)? {
-                        Tried::Submitted(batch) => {
-                            return Ok::<_, Failure>(Tried::Submitted(then(batch)));
-                        }
-                        Tried::Full(error) => error,
-                    };
-                    let timeout = self.engine.config().default_timeout(order.lists.bytes());
-                    let end = *deadline.get_or_insert(begun + timeout.min(FOREVER));
-                    if Instant::now() + nap > until.min(end) {
-                        return Ok(Tried::Full(full));
-                    }
-                    std::thread::sleep(nap);
-                    nap = (nap * 2).min(LONGEST_NAP);
-                }
+                Ok::<_, Failure>(match self.try_submit(&segment, order, deadline)? {
+                    Tried::Submitted(batch) => Tried::Submitted(then(batch)),
+                    Tried::Full(error) => Tried::Full(error),
+                })
             })?;
-            match tried {
+            let full = match tried {
                 Tried::Submitted(value) => return Ok(value),
-                Tried::Full(error) if deadline.is_some_and(|end| Instant::now() + nap > end) => {
-                    return Err(error.into());
-                }
-                Tried::Full(_) => self.look_for_signals(py, &[])?,
+                Tried::Full(error) => error,
+            };
+            let timeout = self.engine.config().default_timeout(order.lists.bytes());
+            let end = *deadline.get_or_insert(begun + timeout.min(FOREVER));
+            if Instant::now() >= end {
+                return Err(full.into());
             }
+            self.look_for_signals(py, &[])?;
         }
     }
 
-    /// Submits if there is room in the queue. What has waited for room has the less time left.
+    /// Submits if there is room in the queue before the next look for signals. What has waited for room has the less time left.
     fn try_submit(
         &self,
         segment: &Segment,
@@ -306,7 +294,7 @@ impl Ready {
         let options = SubmitOptions {
             timeout: deadline.map(|end| end.saturating_duration_since(Instant::now())),
             notification: order.notification.clone(),
-            on_full: OnFull::Refuse,
+            on_full: OnFull::WaitFor(SIGNALS),
         };
         let requests = order.lists.requests(order.op)?;
         // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's

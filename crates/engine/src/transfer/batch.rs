@@ -46,6 +46,8 @@ pub enum OnFull {
     /// Wait for room, at most until the batch's deadline.
     #[default]
     Wait,
+    /// Wait for room for so long, and no longer than until the deadline; then as `Refuse`.
+    WaitFor(Duration),
     /// Refuse the batch with [`Error::Busy`].
     Refuse,
 }

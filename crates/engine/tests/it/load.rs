@@ -37,7 +37,11 @@ fn a_full_queue_refuses_or_waits_as_it_is_told() {
     assert_eq!(error.code(), 20, "{error}");
     says(&error, &[&fake.name(), "512 of 640 bytes", "OnFull::Wait"]);
     let two = segment.submit_owned(&three[..2], refuse.clone()).unwrap();
-    // Waiting ends at the deadline.
+    // Waiting ends when it is told to, and at the deadline.
+    let a_while = SubmitOptions { on_full: OnFull::WaitFor(ms(60)), ..within(ms(8000)) };
+    let (result, took) = timed(|| segment.submit_owned(&three, a_while));
+    assert_eq!(result.unwrap_err().code(), 20);
+    assert!(took >= ms(60) && took < ms(500), "{took:?}");
     let (result, took) = timed(|| segment.submit_owned(&three, within(ms(100))));
     assert_eq!(result.unwrap_err().code(), 20);
     assert!(took >= ms(100) && took < ms(500), "{took:?}");
