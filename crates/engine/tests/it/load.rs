@@ -267,3 +267,11 @@ fn limit_descriptors(n: u64) {
     let rc = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(rc, 0);
 }
+
+#[test]
+fn the_largest_queue_that_can_be_set_is_a_queue() {
+    let mut config = lanes(1, 1);
+    config.queue_bytes = usize::MAX;
+    let pair = Pair::with(1 << 16, config);
+    start(&pair.segment, Op::Write, &buffer(&[1]), pair.remote.addr()).wait().unwrap();
+}

@@ -3,7 +3,7 @@
 
 use tensorferry::{Batch, BatchState, Config, HostBuffer, Op, Request, Segment, Version};
 
-use crate::common::{Pair, buffer, lanes, ms, pattern, says, start, timed, within};
+use crate::common::{Pair, buffer, engine, lanes, ms, pattern, says, start, timed, within};
 
 const PAGE: usize = 4096;
 
@@ -163,4 +163,52 @@ fn requests_that_cannot_be_meant_are_refused_before_a_byte_moves() {
         says(&error, &["request 1", words, "nothing was sent"]);
     }
     assert_eq!(pair.target.stats().served_writes, 0);
+}
+
+impl Fenced {
+    /// Registers the pages that can be touched, and then takes `pages` of them away from its engine.
+    fn register_and_break(&self, engine: &tensorferry::Engine, at: usize, pages: usize) {
+        let len = (self.pages * PAGE) as u64;
+        // SAFETY: the range is mapped now; that it is not later is what these tests are about, with an engine that
+        // has the kernel copy.
+        unsafe { engine.register(self.base, len, &Default::default()) }.unwrap();
+        let hole = std::ptr::with_exposed_provenance_mut(self.base as usize + at * PAGE);
+        // SAFETY: pages of the mapping that `new` made.
+        assert_eq!(unsafe { libc::mprotect(hole, pages * PAGE, libc::PROT_NONE) }, 0);
+    }
+}
+
+fn careful() -> Config {
+    let mut config = lanes(1, 1);
+    config.safe_copy = true;
+    config
+}
+
+#[test]
+fn a_registered_buffer_that_is_gone_fails_the_copy_within_and_not_the_process() {
+    let e = engine(careful());
+    let fenced = Fenced::new(8);
+    fenced.register_and_break(&e, 0, 8);
+    let own = buffer(&pattern(PAGE, 1));
+    e.register_buffer(&own, &Default::default()).unwrap();
+    let segment = e.open(e.name()).unwrap();
+    for op in [Op::Read, Op::Write] {
+        let error = start(&segment, op, &own, fenced.base).wait().unwrap_err();
+        assert_eq!(error.code(), 12, "{error}");
+    }
+    assert!(own.read(0, PAGE) == pattern(PAGE, 1));
+}
+
+/// A receive that stops at a hole looks like one that has emptied the socket.
+#[test]
+fn a_write_into_a_hole_ends_at_once_and_not_at_its_deadline() {
+    let target = engine(careful());
+    let fenced = Fenced::new(1024);
+    fenced.register_and_break(&target, 700, 4);
+    let e = engine(lanes(1, 1));
+    let segment = e.open(target.name()).unwrap();
+    let local = HostBuffer::zeroed(1000 * PAGE).unwrap();
+    let (result, took) = timed(|| start(&segment, Op::Write, &local, fenced.base).wait());
+    assert_eq!(result.unwrap_err().code(), 11);
+    assert!(took < ms(3000), "{took:?}");
 }
