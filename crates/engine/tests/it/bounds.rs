@@ -63,15 +63,16 @@ fn half_requests_on_the_control_port_alone() {
     let mut frame = (15_u64 << 20).to_le_bytes().to_vec();
     frame.push(2);
     frame.resize(12 << 20, b' ');
-    let mut cut = 0;
+    let mut most = 0;
     let mut streams = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..60 {
         let mut stream = TcpStream::connect(("127.0.0.1", e.control_port())).unwrap();
-        cut += usize::from(stream.write_all(&frame).is_err());
+        // It fails if the engine has cut the connection already, and what it has taken is what counts.
+        let _ = stream.write_all(&frame);
         streams.push(stream);
+        most = most.max(resident());
     }
-    assert!(cut > 20, "{cut}");
-    assert!(resident() < before + (200 << 20), "{} of {before}", resident());
+    assert!(most < before + (200 << 20), "{most} of {before}");
     drop(streams);
     eventually("room again", || engine(Config::default()).probe(e.name()).is_ok());
 }
