@@ -303,6 +303,8 @@ fn a_global_capture_forbids_unsafe_calls_unless_they_are_relaxed() {
         assert_eq!(gpu.to_host(host, device, LEN, capturing), 901);
         assert_eq!(gpu.control.capture_end(capturing), Err(901));
         assert_eq!(gpu.control.count("captures_invalidated"), 1);
+        // The copy of the other thread writes late; what follows looks at the same memory.
+        assert_eq!(gpu.call("StreamSynchronize", &[stream]), 0);
 
         // A relaxed one does not.
         gpu.control.capture_begin(capturing, 0).unwrap();
