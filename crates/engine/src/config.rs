@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use tensorferry_gpu as gpu;
 use tensorferry_metadata::{DEFAULT_CONTROL_PORT, PortRange};
 use tensorferry_wire::{DEFAULT_ACCEPT_LIMIT, Version};
 
@@ -34,6 +36,12 @@ pub struct Config {
     /// Copy into registered memory through the kernel, so that a buffer that its owner has
     /// unmapped fails the request and not the process.
     pub safe_copy: bool,
+    /// Which GPU vendors are looked for, and which library files are taken.
+    pub gpu: gpu::Settings,
+    /// How many staging slots each device has for each direction, 2 to 1024.
+    pub staging_slots: usize,
+    /// The length of a staging slot in bytes of pinned host memory, 64 KiB to 64 MiB, whole pages.
+    pub staging_slot_bytes: usize,
     /// The newest protocol version that is spoken as initiator.
     pub newest_version: Version,
     /// A lane that owes an answer and makes no progress for so long is closed. `None`: never, the
@@ -88,6 +96,7 @@ pub struct ConfigError {
 }
 
 const MIB: usize = 1 << 20;
+const FILE: &str = "the name or path of a library file";
 /// The shortest transfer timeout that `MC_TRANSFER_TIMEOUT` can set.
 const MC_SHORTEST_TIMEOUT_SECS: i64 = 5;
 /// The kernel's own range for outgoing connections, which listeners have no business in.
@@ -107,6 +116,9 @@ impl Default for Config {
             queue_bytes: 16 * MIB,
             lane_idle_probe: Duration::from_millis(500),
             safe_copy: false,
+            gpu: gpu::Settings::default(),
+            staging_slots: 8,
+            staging_slot_bytes: MIB,
             newest_version: Version::V2,
             progress_timeout: None,
             control_accept_limit: DEFAULT_ACCEPT_LIMIT,
@@ -200,6 +212,23 @@ impl Config {
                     set("a time such as 500ms", duration(v).map(|t| self.lane_idle_probe = t))?
                 }
                 "SAFE_COPY" => set("0 or 1", flag(v).map(|on| self.safe_copy = on))?,
+                "GPU" => set(
+                    "one of auto, off, cuda, musa, hip",
+                    v.parse().ok().map(|choice| self.gpu.choice = choice),
+                )?,
+                "CUDA_LIBRARY" => set(FILE, file(v).map(|f| self.gpu.cuda_library = Some(f)))?,
+                "MUSA_LIBRARY" => set(FILE, file(v).map(|f| self.gpu.musa_library = Some(f)))?,
+                "HIP_LIBRARY" => set(FILE, file(v).map(|f| self.gpu.hip_library = Some(f)))?,
+                "STAGING_SLOTS" => {
+                    set(
+                        "a count from 2 to 1024",
+                        count(v, 2..=1024).map(|n| self.staging_slots = n),
+                    )?;
+                }
+                "STAGING_SLOT_BYTES" => set(
+                    "a size from 64KiB to 64MiB in steps of 4KiB, such as 1MiB",
+                    bytes(v).filter(is_slot).map(|n| self.staging_slot_bytes = n),
+                )?,
                 "LOG" => set(
                     "one of error, warning, info, debug, trace",
                     level(v).map(|level| self.log = level),
@@ -377,6 +406,14 @@ fn level(text: &str) -> Option<LogLevel> {
     }
 }
 
+fn file(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| text.into())
+}
+
+fn is_slot(bytes: &usize) -> bool {
+    (64 << 10..=64 * MIB).contains(bytes) && bytes.is_multiple_of(4 << 10)
+}
+
 fn host(text: &str) -> Option<String> {
     let unspecified = text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
     let host = tensorferry_metadata::local_host(text).ok()?;
@@ -458,6 +495,10 @@ mod tests {
             ("TENSORFERRY_QUEUE_BYTES", "64x"),
             ("TENSORFERRY_LANE_IDLE_PROBE", ""),
             ("TENSORFERRY_SAFE_COPY", "maybe"),
+            ("TENSORFERRY_GPU", "yes"),
+            ("TENSORFERRY_CUDA_LIBRARY", ""),
+            ("TENSORFERRY_STAGING_SLOTS", "1"),
+            ("TENSORFERRY_STAGING_SLOT_BYTES", "100000"),
             ("TENSORFERRY_LOG", "loud"),
         ] {
             let error = from(&[(name, value)]).unwrap_err();

@@ -41,6 +41,14 @@ mod sync;
 mod tcp;
 mod transfer;
 
+/// GPU libraries and devices: what was looked for, what was found, and how it is named.
+pub mod gpu {
+    pub use tensorferry_gpu::{
+        Api, Choice, DeviceId, DeviceInfo, Discovery, Failure, Found, GpuError, Location, Memory,
+        ParseError, Settings, State, StreamHandle, Tried, Vendor, Version, Versions,
+    };
+}
+
 pub use config::{Config, ConfigError, LogLevel, Notice};
 pub use engine::{Engine, Segment};
 pub use error::{Error, Result, Subject};
