@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use tensorferry_gpu::Discovery;
 use tensorferry_wire::{
     BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, Notification, SegmentDescriptor,
 };
@@ -27,6 +28,7 @@ pub(crate) struct Core {
     pub(crate) data_port: u16,
     pub(crate) copy_mode: CopyMode,
     pub(crate) registry: Registry,
+    pub(crate) gpus: Discovery,
     pub(crate) metrics: Metrics,
     pub(crate) pool: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
@@ -87,6 +89,7 @@ impl Core {
         addresses: Addresses,
         mailboxes: Vec<Arc<Mailbox>>,
     ) -> Result<Self> {
+        let gpus = Discovery::new(config.gpu.clone());
         let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
         Ok(Self {
             config,
@@ -96,6 +99,7 @@ impl Core {
             data_port: addresses.data_port,
             copy_mode,
             registry: Registry::new(),
+            gpus,
             metrics: Metrics::default(),
             pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             mailboxes,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use tensorferry_gpu::Discovery;
 use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{DEFAULT_SEND_LIMIT, Notification};
 
@@ -263,6 +264,12 @@ impl Engine {
         if self.inner.core.is_forked() {
             self.inner.close_inherited();
         }
+    }
+
+    /// The GPU libraries of this process, as far as this engine has looked.
+    #[must_use]
+    pub fn gpus(&self) -> &Discovery {
+        &self.inner.core.gpus
     }
 
     /// Whether `close` was called.

@@ -59,7 +59,9 @@ pub use tensorferry_metadata::{
     MetadataError, MetadataServer, P2P_HANDSHAKE, PortRange, SegmentName,
 };
 pub use tensorferry_wire::{Notification, Op, Version, WireError};
-pub use transfer::{Batch, BatchId, BatchState, BatchTable, OnFull, Request, SubmitOptions};
+pub use transfer::{
+    Batch, BatchId, BatchState, BatchTable, OnFull, Request, SubmitOptions, UserStream,
+};
 
 /// The version of this crate, as peers are told.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use tensorferry_gpu::Location;
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
@@ -42,6 +43,9 @@ pub struct RegisterOptions {
     pub access: Access,
     /// What registering the very same range again means.
     pub repeat: Repeat,
+    /// What the caller knows about where it is. With [`Location::Any`] the engine finds out; a named
+    /// device has its vendor's library opened and initialised.
+    pub location: Location,
 }
 
 /// A registered buffer: where it is and how long.

@@ -164,9 +164,10 @@ impl FromStr for DeviceId {
 }
 
 /// Where a caller says that memory is.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum Location {
     /// `*`: the caller does not say, find out.
+    #[default]
     Any,
     /// `cpu`: host memory; no GPU library is asked.
     Cpu,

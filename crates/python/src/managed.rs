@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tensorferry::gpu::Location;
 use tensorferry::{Engine, Error, HostBuffer, RegisterOptions, Repeat};
 
 use crate::failure::Failure;
@@ -20,7 +21,7 @@ const KEPT_BYTES: usize = 64 << 20;
 pub(crate) const REGISTER: RegisterOptions = {
     // Weights are often mapped from a file, read-only.
     let access = tensorferry::Access::AsMapped;
-    RegisterOptions { access, repeat: Repeat::Refused }
+    RegisterOptions { access, repeat: Repeat::Refused, location: Location::Cpu }
 };
 
 /// The managed buffers of one engine.

@@ -295,6 +295,7 @@ impl Ready {
             timeout: deadline.map(|end| end.saturating_duration_since(Instant::now())),
             notification: order.notification.clone(),
             on_full: OnFull::WaitFor(SIGNALS),
+            stream: None,
         };
         let requests = order.lists.requests(order.op)?;
         // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's

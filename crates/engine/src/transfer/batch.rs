@@ -12,8 +12,8 @@ use crate::memory::HostBuffer;
 use crate::metrics::Metrics;
 use crate::registry::Pin;
 use crate::sync::locked;
-use crate::transfer::FOREVER;
 use crate::transfer::cause::{Cause, Stop};
+use crate::transfer::{FOREVER, UserStream};
 
 /// One copy between local memory and a peer's segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,6 +38,8 @@ pub struct SubmitOptions {
     pub notification: Option<Notification>,
     /// What to do when the queue to the peer is full.
     pub on_full: OnFull,
+    /// A stream of the caller's to start behind. `None`: the local memory is ready now.
+    pub stream: Option<UserStream>,
 }
 
 /// What to do when the queue to a peer is full.

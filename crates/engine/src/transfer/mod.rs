@@ -2,6 +2,7 @@
 
 mod batch;
 mod cause;
+mod order;
 mod table;
 
 #[cfg(test)]
@@ -9,6 +10,7 @@ pub(crate) use batch::tests::batch_of;
 pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
 pub(crate) use batch::{BatchInner, Held, Owner, Slice};
 pub(crate) use cause::{Cause, Stop};
+pub use order::UserStream;
 pub use table::{BatchId, BatchTable};
 
 /// No deadline is later than this.
