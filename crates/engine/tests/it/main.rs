@@ -8,6 +8,7 @@ mod common;
 mod fake;
 mod faults;
 mod gpu;
+mod gpu_counts;
 mod gpu_kit;
 mod life;
 mod load;
