@@ -10,6 +10,7 @@ mod faults;
 mod gpu;
 mod gpu_counts;
 mod gpu_kit;
+mod gpu_own;
 mod life;
 mod load;
 mod local;
