@@ -75,7 +75,7 @@ enum Answer {
         addr: u64,
         len: u64,
         /// It is copied from a device.
-        staged: Option<Payload>,
+        staged: Option<Box<Payload>>,
     },
 }
 
@@ -347,7 +347,7 @@ impl Serve {
                 if version == Version::V2 {
                     self.answers.push_back(Answer::Status);
                 }
-                let staged = pin.device().map(|device| Payload::new(device, addr, len));
+                let staged = pin.device().map(|device| Box::new(Payload::new(device, addr, len)));
                 self.stages |= staged.is_some();
                 self.answers.push_back(Answer::Payload { pin, addr, len, staged });
             }
@@ -440,7 +440,7 @@ impl Serve {
         let staged = self.answers.iter_mut().filter_map(|answer| {
             let sent = std::mem::take(&mut sent);
             match answer {
-                Answer::Payload { staged, .. } => Some((staged.as_mut()?, sent)),
+                Answer::Payload { staged, .. } => Some((&mut **staged.as_mut()?, sent)),
                 _ => None,
             }
         });
@@ -451,7 +451,10 @@ impl Serve {
     pub(crate) fn plan(&self, spans: &mut Vec<Span>) {
         let (mut room, mut skip) = (MAX_CALL_BYTES, self.sent);
         for (i, answer) in self.answers.iter().enumerate() {
-            if room == 0 || spans.len() >= MAX_CALL_SPANS || !self.is_ready(i) {
+            if room == 0 || spans.len() >= MAX_CALL_SPANS {
+                return;
+            }
+            if (self.stages || !self.has_landed()) && !self.is_ready(i) {
                 return;
             }
             let len = answer.len();
