@@ -9,6 +9,7 @@ mod cpu;
 mod demo;
 mod interrupt;
 mod machine;
+mod pattern;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};

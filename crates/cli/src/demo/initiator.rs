@@ -12,11 +12,11 @@ use tensorferry::{
     SubmitOptions,
 };
 
-use super::pattern::{Mismatch, Pattern};
 use super::plan::{Plan, Row};
 use super::process::Target;
 use crate::cpu;
 use crate::interrupt::Interrupt;
+use crate::pattern::{Mismatch, Pattern};
 
 /// The engine, the memory and the peer that all rows share.
 pub(crate) struct Initiator<'a> {

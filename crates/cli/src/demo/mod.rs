@@ -3,7 +3,6 @@
 mod host;
 mod initiator;
 mod orders;
-mod pattern;
 mod plan;
 mod process;
 mod progress;

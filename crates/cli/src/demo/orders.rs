@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pattern::{Mismatch, Pattern};
+use crate::pattern::{Mismatch, Pattern};
 
 /// From the initiator, on the target's stdin. Each is answered before the next one is read.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

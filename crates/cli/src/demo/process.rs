@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::orders::{Answer, Order};
-use super::pattern::{Mismatch, Pattern};
+use crate::pattern::{Mismatch, Pattern};
 
 /// A running target. It ends when this is dropped; should this process be killed, the pipe to its
 /// stdin is closed by the kernel, and it ends as well.

@@ -9,10 +9,10 @@ use serde::Serialize;
 use tensorferry::{Config, Stats};
 
 use super::initiator::Measured;
-use super::pattern::Mismatch;
 use super::plan::{Format, Plan};
 use crate::args::size_text;
 use crate::machine::Machine;
+use crate::pattern::Mismatch;
 
 /// One run, as `--json` prints it. A gigabyte is 10^9 bytes.
 #[derive(Debug, Serialize)]

@@ -71,8 +71,8 @@ fn carry_out(memory: &HostBuffer, order: Order) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pattern::Pattern;
     use super::*;
+    use crate::pattern::Pattern;
 
     const LEN: usize = 5000;
 
