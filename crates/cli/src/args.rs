@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::memory::Place;
+
 /// Moves tensors and KV-cache blocks between the memories of machines over plain TCP.
 #[derive(Debug, Parser)]
 #[command(
@@ -25,7 +27,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Moves host memory between two processes of this machine, and checks every byte
+    /// Moves memory between two processes of this machine, and checks every byte
     ///
     /// A second process is started as the target. This one, the initiator, writes to it and reads
     /// from it at several block and batch sizes over TCP. What arrived is compared byte by byte,
@@ -55,6 +57,9 @@ pub(crate) struct DemoArgs {
     /// At most 1048576. Without --sizes, the blocks are 4KiB, 64KiB and 1MiB, as far as such batches fit 4 GiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) batches: Vec<Count>,
+    /// Where the memory is: cpu, cuda:N, musa:N or hip:N; one for both ends, or INITIATOR,TARGET [default: cpu]
+    #[arg(long, value_name = "PLACE", value_delimiter = ',')]
+    pub(crate) memory: Vec<Place>,
     /// The address or name that both processes use; it must be one of this machine
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
@@ -69,6 +74,8 @@ pub(crate) struct DemoTargetArgs {
     pub(crate) host: String,
     #[arg(long)]
     pub(crate) bytes: Size,
+    #[arg(long)]
+    pub(crate) memory: Place,
 }
 
 /// A number of bytes that is not zero: `4096`, `4KiB`, `1MiB`.

@@ -9,6 +9,7 @@ mod cpu;
 mod demo;
 mod interrupt;
 mod machine;
+mod memory;
 mod pattern;
 
 use std::ffi::OsString;

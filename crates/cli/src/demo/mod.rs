@@ -18,6 +18,7 @@ use tensorferry::{Config, Stats};
 use crate::interrupt::{Interrupt, Interrupted};
 use initiator::Initiator;
 pub(crate) use plan::Plan;
+use process::Target;
 use progress::Progress;
 use report::Report;
 pub(crate) use target::serve;
@@ -62,7 +63,9 @@ fn measure_all(
         host::check(&plan.host)?;
     }
     progress.row("starting the target");
-    let mut initiator = Initiator::start(plan, config, rerun, interrupt)?;
+    let target = Target::command(plan, rerun)?;
+    let mut initiator = Initiator::start(plan, config, target, interrupt)?;
+    report.name_devices(initiator.devices(plan));
     for (at, row) in plan.rows.iter().enumerate() {
         if interrupt.is_set() {
             break;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use tensorferry::Op;
 
 use crate::args::{Count, DemoArgs, Size, size_text};
+use crate::memory::Place;
 
 /// Everything that is asked of one run.
 #[derive(Clone, Debug)]
@@ -14,7 +15,15 @@ pub(crate) struct Plan {
     /// For all rows, with everything around them.
     pub(crate) budget: Duration,
     pub(crate) host: String,
+    pub(crate) memory: Ends,
     pub(crate) format: Format,
+}
+
+/// Where the memory of each end is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Ends {
+    pub(crate) initiator: Place,
+    pub(crate) target: Place,
 }
 
 /// One line of the table.
@@ -59,7 +68,21 @@ impl DemoArgs {
             );
             rows.extend([Op::Write, Op::Read].map(|op| Row { op, block, batch }));
         }
-        Ok(Plan { rows, budget: self.seconds.duration(), host: self.host, format })
+        let memory = Ends::resolve(&self.memory)?;
+        Ok(Plan { rows, budget: self.seconds.duration(), host: self.host, memory, format })
+    }
+}
+
+impl Ends {
+    fn resolve(places: &[Place]) -> Result<Self> {
+        match *places {
+            [] => Ok(Self { initiator: Place::Host, target: Place::Host }),
+            [both] => Ok(Self { initiator: both, target: both }),
+            [initiator, target] => Ok(Self { initiator, target }),
+            _ => bail!(
+                "--memory takes one place for both ends, or two: the initiator's and the target's"
+            ),
+        }
     }
 }
 
@@ -145,9 +168,26 @@ mod tests {
             sizes: sizes.iter().map(|n| Size::new(*n)).collect(),
             batches: batches.iter().map(|n| Count::new(*n)).collect(),
             host: "127.0.0.1".into(),
+            memory: Vec::new(),
             json: false,
         };
         args.resolve()
+    }
+
+    #[test]
+    fn both_ends_have_their_memory_somewhere() {
+        let ends = |places: &[&str]| -> Result<String> {
+            let places: Vec<Place> = places.iter().map(|text| text.parse().unwrap()).collect();
+            let Ends { initiator, target } = Ends::resolve(&places)?;
+            Ok(format!("{initiator} {target}"))
+        };
+        for (places, expected) in
+            [(&[][..], "cpu cpu"), (&["hip:1"], "hip:1 hip:1"), (&["cpu", "musa:0"], "cpu musa:0")]
+        {
+            assert_eq!(ends(places).unwrap(), expected);
+        }
+        let text = ends(&["cpu", "cpu", "cpu"]).unwrap_err().to_string();
+        assert!(text.starts_with("--memory takes one place for both ends, or two"), "{text}");
     }
 
     #[test]

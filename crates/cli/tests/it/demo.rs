@@ -58,6 +58,25 @@ fn odd_sizes_are_moved_and_shown_in_a_table() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_the_engines_own_error() {
+    for memory in ["cuda:0", "cpu,cuda:0", "cuda:0,cpu"] {
+        let output = tensorferry()
+            .args(["demo", "--seconds", "0.1", "--json", "--memory", memory])
+            .env("TENSORFERRY_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let says = "cuda:0 cannot be used: no CUDA library was found (tried \
+                    /nowhere/libcuda.so.1; the first answered: no such file); install the \
+                    vendor's driver, or name the file with TENSORFERRY_CUDA_LIBRARY";
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+        assert_eq!(stderr(&output).matches(says).count(), 1, "{}", stderr(&output));
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert!(document["error"].as_str().unwrap().contains(says), "{document}");
+    }
+}
+
+#[test]
 fn a_host_that_is_not_of_this_machine_is_a_failure_that_says_so() {
     for (host, says) in [
         ("no-such-host.invalid", "--host no-such-host.invalid: no address found ("),
@@ -111,7 +130,7 @@ fn a_killed_target_is_a_failure_that_says_so() {
 #[test]
 fn the_target_ends_when_its_stdin_does() {
     let mut target = tensorferry()
-        .args(["__target", "--host", "127.0.0.1", "--bytes", "4096"])
+        .args(["__target", "--host", "127.0.0.1", "--bytes", "4096", "--memory", "cpu"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
