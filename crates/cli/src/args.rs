@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -60,6 +61,12 @@ pub(crate) struct DemoArgs {
     /// Where the memory is: cpu, cuda:N, musa:N or hip:N; one for both ends, or INITIATOR,TARGET [default: cpu]
     #[arg(long, value_name = "PLACE", value_delimiter = ',')]
     pub(crate) memory: Vec<Place>,
+    /// Use simulated GPUs, whose figures say nothing about real ones; without --memory, cuda:0 at both ends
+    ///
+    /// The library of the simulator is LIBRARY, or the one that TENSORFERRY_SIMULATOR names, or
+    /// libtensorferry_simgpu.so beside this program. docs/simgpu.md has the variables that set its behaviour.
+    #[arg(long, value_name = "LIBRARY", num_args = 0..=1)]
+    pub(crate) simulate: Option<Option<PathBuf>>,
     /// The address or name that both processes use; it must be one of this machine
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,

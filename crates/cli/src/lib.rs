@@ -7,6 +7,7 @@
 mod args;
 mod cpu;
 mod demo;
+mod environment;
 mod interrupt;
 mod machine;
 mod memory;
@@ -16,7 +17,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
 use clap::Parser;
-use tensorferry::{Config, LogLevel};
+use tensorferry::LogLevel;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
@@ -48,7 +49,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             return told.exit_code();
         }
     };
-    let config = match Config::from_env() {
+    let config = match environment::config() {
         Ok(config) => config,
         Err(error) => {
             complain(&error);

@@ -37,6 +37,8 @@ struct Settings {
     host: String,
     budget_seconds: f64,
     transport: &'static str,
+    /// GPUs were simulated, so the figures say nothing about real ones.
+    simulated: bool,
     initiator_memory: Memory,
     target_memory: Memory,
     lanes_per_peer: usize,
@@ -71,6 +73,10 @@ struct Line {
     mismatch: Option<Mismatch>,
 }
 
+/// So that nobody takes a figure for one of a GPU.
+const SIMULATED: &str =
+    "*** SIMULATED: no GPU was used. These figures say nothing about a real one. ***\n";
+
 impl Report {
     pub(crate) fn new(plan: &Plan, config: &Config) -> Self {
         Self {
@@ -84,6 +90,7 @@ impl Report {
                 host: plan.host.clone(),
                 budget_seconds: plan.budget.as_secs_f64(),
                 transport: "tcp",
+                simulated: plan.simulate.is_some(),
                 initiator_memory: Memory::at(plan.memory.initiator),
                 target_memory: Memory::at(plan.memory.target),
                 lanes_per_peer: config.lanes_per_peer,
@@ -147,13 +154,14 @@ impl Report {
     }
 
     fn text(&self) -> String {
+        let simulated = if self.settings.simulated { SIMULATED } else { "" };
         format!(
-            "tensorferry {} on {}\n\
+            "{simulated}tensorferry {} on {}\n\
              two processes on {}, {} over TCP; each: lanes per peer {}, IO threads {}\n\n\
              {}\n\n\
              GB: 10^9 bytes. p50 and p99: of one batch, submit to completion. CPU s/GB: user and system time\n\
              of both processes. Filling and checking the memory is outside of all of these.\n\
-             {}",
+             {simulated}{}",
             self.version,
             self.machine,
             self.settings.host,
@@ -294,8 +302,8 @@ mod tests {
         let rows = vec![Row { op: Op::Write, block: 4096, batch: 2 }];
         let budget = Duration::from_secs(1);
         let memory = Ends { initiator: Place::Host, target: Place::Host };
-        let (host, format) = ("127.0.0.1".into(), Format::Json);
-        let plan = Plan { rows, budget, host, memory, format };
+        let (host, simulate, format) = ("127.0.0.1".into(), None, Format::Json);
+        let plan = Plan { rows, budget, host, memory, simulate, format };
         Report::new(&plan, &Config::default())
     }
 
@@ -352,14 +360,18 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_what_was_moved() {
+    fn the_header_says_what_was_moved_and_that_it_was_simulated() {
         let mut report = report();
         let header = |report: &Report| report.text().lines().nth(1).unwrap().to_owned();
         assert!(header(&report).starts_with("two processes on 127.0.0.1, host memory over TCP;"));
+        assert!(!report.text().contains("SIMULATED"));
         report.settings.target_memory.place = "cuda:1".into();
         report.name_devices([None, Some("a GPU".into())]);
         let says = "host memory of the initiator and memory of cuda:1 (a GPU) of the target over";
         assert!(header(&report).contains(says), "{}", header(&report));
+        report.settings.simulated = true;
+        assert!(report.text().starts_with("*** SIMULATED: no GPU was used."));
+        assert_eq!(report.text().matches("*** SIMULATED").count(), 2);
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn bad_arguments_exit_with_2_and_say_what_would_be_right() {
         (&["demo", "--second", "1"], "--seconds"),
         (&["demo", "--memory", "gpu"], "expected cpu, or a device such as cuda:0"),
         (&["demo", "--memory", "cpu,cpu,cpu"], "takes one place for both ends, or two"),
+        (&["demo", "--memory", "cpu", "--simulate"], "--simulate has nothing to simulate"),
         (&["dmeo"], "demo"),
         (&["demo", "more"], "unexpected argument"),
     ] {
