@@ -37,6 +37,10 @@ pub(crate) enum Command {
     /// The exit code is 0 only if every line was measured and every byte was right. Ctrl-C ends it with what was
     /// measured so far and the exit code 130; the document of --json then says "interrupted": true.
     Demo(DemoArgs),
+    /// Says what can be moved on this machine, and what stands in the way
+    ///
+    /// Moves host memory between two engines over TCP. The exit code is 0 if that moves.
+    Doctor(DoctorArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]
     DemoTarget(DemoTargetArgs),
@@ -71,6 +75,13 @@ pub(crate) struct DemoArgs {
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON document instead of the tables; docs/doctor.md describes it
     #[arg(long)]
     pub(crate) json: bool,
 }

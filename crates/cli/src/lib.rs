@@ -7,6 +7,7 @@
 mod args;
 mod cpu;
 mod demo;
+mod doctor;
 mod environment;
 mod interrupt;
 mod machine;
@@ -66,6 +67,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             }
         },
         Command::DemoTarget(args) => demo::serve(&args, config),
+        Command::Doctor(args) => doctor::run(&args, &config),
     };
     match outcome {
         Ok(()) => OK,
