@@ -39,7 +39,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Says what can be moved on this machine, and what stands in the way
     ///
-    /// Moves host memory between two engines over TCP. The exit code is 0 if that moves.
+    /// Looks for the GPU libraries of all vendors and initialises what it finds, and moves host memory between two
+    /// engines over TCP. The exit code is 0 if host memory moves.
     Doctor(DoctorArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]

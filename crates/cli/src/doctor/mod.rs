@@ -1,5 +1,6 @@
 //! `tensorferry doctor`: what can be moved here, and what stands in the way.
 
+mod gpus;
 mod proof;
 mod text;
 
@@ -8,10 +9,12 @@ use std::io::{self, Write};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tensorferry::Config;
+use tensorferry::gpu::Discovery;
 
 use crate::args::DoctorArgs;
 use crate::machine::Machine;
 use crate::memory::Place;
+use gpus::Gpus;
 use proof::Proof;
 
 /// Everything that was found, as `--json` prints it; docs/doctor.md describes it.
@@ -24,6 +27,7 @@ pub(crate) struct Document {
     /// Why not.
     problems: Vec<String>,
     machine: Machine,
+    gpu: Gpus,
     /// What was moved to find out: host memory.
     proofs: Vec<Proof>,
 }
@@ -48,6 +52,8 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config) -> Result<()> {
 
 impl Document {
     pub(crate) fn examine(config: &Config) -> Self {
+        let states = Discovery::new(config.gpu.clone()).examine();
+        let gpu = Gpus::new(&config.gpu, &states);
         let proofs = vec![proof::prove(config, Place::Host)];
         let mut problems = Vec::new();
         if let Some(error) = &proofs[0].error {
@@ -59,6 +65,7 @@ impl Document {
             ok: problems.is_empty(),
             problems,
             machine: Machine::look(),
+            gpu,
             proofs,
         }
     }

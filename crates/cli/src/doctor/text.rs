@@ -5,7 +5,9 @@ use std::fmt::{self, Display, Formatter};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::Document;
+use super::gpus::{Device, Vendor};
 use super::proof::Proof;
+use crate::args::size_text;
 
 const COLUMNS: u16 = 100;
 /// Wide enough for what stands at the left of any section.
@@ -15,6 +17,7 @@ impl Display for Document {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "tensorferry {} on {}", self.version, self.machine)?;
         section(f, "Moved to find out", self.proofs.iter().map(proof))?;
+        section(f, "GPU libraries", self.gpu.vendors.iter().flat_map(vendor))?;
         let problems = self.problems.iter().map(|text| ("PROBLEM".into(), text.clone()));
         section(f, "In short", problems.chain([self.verdict()]))
     }
@@ -22,11 +25,16 @@ impl Display for Document {
 
 impl Document {
     fn verdict(&self) -> Line {
+        let devices = match self.gpu.devices().count() {
+            0 => "no GPU can be used".to_owned(),
+            1 => "one GPU can be used".to_owned(),
+            many => format!("{many} GPUs can be used"),
+        };
         let host = match self.proofs.iter().any(|proof| proof.memory == "cpu" && proof.moved) {
             true => "host memory moves",
             false => "host memory does NOT move",
         };
-        ("verdict".into(), host.into())
+        ("verdict".into(), format!("{host}; {devices}"))
     }
 }
 
@@ -58,4 +66,41 @@ fn proof(proof: &Proof) -> Line {
         Some(error) => format!("NO: {error}"),
     };
     (proof.memory.clone(), text)
+}
+
+fn vendor(vendor: &Vendor) -> Vec<Line> {
+    let mut lines = vec![(format!("{}: {}", vendor.spoken(), vendor.state), vendor.text.clone())];
+    lines.extend(vendor.devices.iter().map(device));
+    let others = vendor.tried.iter().skip(1);
+    let first = vendor.tried.first().map(|one| answer(&one.name, &one.answer));
+    let others: Vec<String> = others
+        .filter(|one| Some(answer(&one.name, &one.answer)) != first)
+        .map(|one| format!("{}: {}", one.name, answer(&one.name, &one.answer)))
+        .collect();
+    let mut add = |what: &str, all: Vec<String>| {
+        if !all.is_empty() {
+            lines.push((format!("  {what}"), all.join(", ")));
+        }
+    };
+    add("other answers", others);
+    add("lacks", vendor.absent_functions.clone());
+    let settings = vendor.settings.iter().map(|one| format!("{}={}", one.name, one.value));
+    add("because of", settings.collect());
+    lines
+}
+
+/// A loader's answer without the name of the file, which it begins with.
+fn answer<'a>(name: &str, answer: &'a str) -> &'a str {
+    answer.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(answer)
+}
+
+fn device(device: &Device) -> Line {
+    let known = [
+        device.name.clone(),
+        device.memory_bytes.map(size_text),
+        device.integrated.then(|| "integrated".to_owned()),
+        device.pci_address.as_ref().map(|address| format!("PCI {address}")),
+        device.uuid.as_ref().map(|uuid| format!("UUID {uuid}")),
+    ];
+    (format!("  {}", device.device), known.into_iter().flatten().collect::<Vec<_>>().join(", "))
 }

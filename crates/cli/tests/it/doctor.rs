@@ -1,10 +1,13 @@
 //! What the doctor says of machines in all states; the GPUs are simulated.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Output;
 
 use serde_json::Value;
+use tensorferry_simgpu::install;
 
-use crate::{run, stderr, stdout, tensorferry};
+use crate::{folder, run, simulator, stderr, stdout, tensorferry};
 
 /// What the tables have room for.
 const COLUMNS: usize = 100;
@@ -21,8 +24,150 @@ fn document(args: &[&str], env: &[(&str, &str)]) -> (Value, Option<i32>) {
     (document.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output))), output.status.code())
 }
 
+fn vendor<'a>(document: &'a Value, name: &str) -> &'a Value {
+    let vendors = document["gpu"]["vendors"].as_array().unwrap();
+    vendors.iter().find(|vendor| vendor["vendor"] == name).unwrap()
+}
+
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// A folder with simulated libraries; `None` where the simulator was not built.
+fn simulated(test: &str, files: &[&str]) -> Option<PathBuf> {
+    let built = simulator()?;
+    let folder = folder(test);
+    install(&built, &folder, files).unwrap();
+    Some(folder)
+}
+
+#[test]
+fn without_a_library_host_memory_moves_and_each_answer_is_told() {
+    let nowhere = "/nowhere/libcuda.so.1";
+    let env = [("TENSORFERRY_CUDA_LIBRARY", nowhere), ("TENSORFERRY_GPU", "cuda")];
+    let (document, code) = document(&[], &env);
+    assert_eq!((code, &document["ok"]), (Some(0), &Value::Bool(true)));
+    assert_eq!(document["problems"], Value::Array(vec![]));
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["usable"]), (&"missing".into(), &false.into()));
+    assert_eq!(cuda["tried"][0]["name"], nowhere);
+    assert_eq!(cuda["tried"][0]["answer"], "no such file");
+    let says = text(&cuda["text"]);
+    assert!(says.ends_with("or name the file with TENSORFERRY_CUDA_LIBRARY"), "{says}");
+    assert_eq!(cuda["settings"][0]["name"], "TENSORFERRY_GPU");
+    assert_eq!(cuda["settings"][1]["value"], nowhere);
+    assert_eq!(vendor(&document, "hip")["state"], "not-looked-for");
+    let proof = &document["proofs"][0];
+    assert_eq!((&proof["memory"], &proof["moved"]), (&"cpu".into(), &true.into()));
+    assert_eq!(document["proofs"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_driver_in_the_library_path_is_found_with_its_devices() {
+    let Some(folder) = simulated("doctor_driver", &["libcuda.so.1"]) else { return };
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
+    let (document, code) = document(&[], &env);
+    assert_eq!(code, Some(0));
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["usable"]), (&"ready".into(), &true.into()));
+    assert_eq!(cuda["file"], folder.join("libcuda.so.1").to_str().unwrap());
+    assert_eq!((&cuda["api"], &cuda["driver_version"]), (&"CUDA driver".into(), &"13.0".into()));
+    assert_eq!(cuda["runtime_version"], Value::Null);
+    assert_eq!(cuda["settings"], Value::Array(vec![]));
+    let devices = cuda["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert_eq!((&devices[1]["device"], &devices[1]["ordinal"]), (&"cuda:1".into(), &1.into()));
+    assert_eq!(devices[1]["memory_bytes"], 16_u64 << 30);
+    assert_eq!(devices[1]["pci_address"], "0000:11:00.0");
+    assert_eq!(text(&devices[1]["uuid"]).len(), 36);
+    assert_eq!(document["proofs"].as_array().unwrap().len(), 1, "no device is used unasked");
+}
+
+#[test]
+fn a_driver_without_a_device_says_so_once_and_what_to_do() {
+    let Some(folder) = simulated("doctor_no_device", &["libcuda.so.1"]) else { return };
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_INIT_ERROR", "100")];
+    let (found, code) = document(&[], &env);
+    assert_eq!(code, Some(0), "host memory moves without it");
+    let cuda = vendor(&found, "cuda");
+    assert_eq!((&cuda["state"], &cuda["usable"]), (&"no-device".into(), &false.into()));
+    assert_eq!(
+        (&cuda["failure"]["call"], &cuda["failure"]["code"]),
+        (&"cuInit".into(), &100.into())
+    );
+    assert_eq!(cuda["failure"]["name"], "CUDA_ERROR_NO_DEVICE");
+    assert!(text(&cuda["text"]).contains("check that the device is visible here"), "{cuda}");
+}
+
+#[test]
+fn a_file_of_garbage_is_no_library_and_no_accident() {
+    let file = folder("doctor_garbage").join("libcuda.so.1");
+    fs::write(&file, [0xa5; 4096]).unwrap();
+    let file = file.to_str().unwrap();
+    let (document, code) = document(&[], &[("TENSORFERRY_CUDA_LIBRARY", file)]);
+    assert_eq!(code, Some(0));
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["file"]), (&"unusable".into(), &file.into()));
+    assert!(text(&cuda["text"]).contains("no shared library"), "{cuda}");
+    assert_eq!(document["proofs"][0]["moved"], true);
+}
+
+#[test]
+fn a_function_that_is_not_there_is_named() {
+    let Some(folder) = simulated("doctor_lacking", &["libcuda.so.1"]) else { return };
+    let file = folder.join("libcuda.so.1");
+    let mut bytes = fs::read(&file).unwrap();
+    let name = b"\0cuEventQuery\0";
+    let at = bytes.windows(name.len()).position(|part| part == name).unwrap();
+    bytes[at + name.len() - 2] = b'X';
+    fs::write(&file, bytes).unwrap();
+    let (document, _) = document(&[], &[("TENSORFERRY_CUDA_LIBRARY", file.to_str().unwrap())]);
+    let cuda = vendor(&document, "cuda");
+    assert_eq!(
+        (&cuda["state"], &cuda["missing_function"]),
+        (&"unusable".into(), &"cuEventQuery".into())
+    );
+    assert!(text(&cuda["text"]).contains("it lacks the function cuEventQuery; install it anew"));
+}
+
+#[test]
+fn what_is_switched_off_is_not_looked_for() {
+    let Some(folder) = simulated("doctor_off", &["libcuda.so.1"]) else { return };
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("TENSORFERRY_GPU", "off")];
+    let (document, code) = document(&[], &env);
+    assert_eq!((code, &document["gpu"]["choice"]), (Some(0), &"off".into()));
+    for name in ["cuda", "musa", "hip"] {
+        assert_eq!(vendor(&document, name)["state"], "not-looked-for");
+    }
+    let says = text(&vendor(&document, "cuda")["text"]);
+    assert!(says.ends_with("because of TENSORFERRY_GPU=off; set it to cuda or auto"), "{says}");
+}
+
+#[test]
+fn a_cuda_runtime_can_be_chosen() {
+    let Some(folder) = simulated("doctor_runtime", &["libcudart.so.12"]) else { return };
+    let file = folder.join("libcudart.so.12");
+    let env = [("TENSORFERRY_CUDA_LIBRARY", file.to_str().unwrap())];
+    let (document, _) = document(&[], &env);
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["api"]), (&"ready".into(), &"CUDA runtime".into()));
+    assert_eq!(cuda["runtime_version"], "12.9");
+    assert_eq!(cuda["settings"][0]["name"], "TENSORFERRY_CUDA_LIBRARY");
+}
+
+#[test]
+fn all_vendors_side_by_side() {
+    let files = ["libcuda.so.1", "libmusart.so.5", "libamdhip64.so.6"];
+    let Some(folder) = simulated("doctor_all", &files) else { return };
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_DEVICES", "1")];
+    let (document, _) = document(&[], &env);
+    for (name, api) in [("cuda", "CUDA driver"), ("musa", "MUSA runtime"), ("hip", "HIP runtime")] {
+        let vendor = vendor(&document, name);
+        assert_eq!((&vendor["state"], &vendor["api"]), (&"ready".into(), &api.into()));
+        assert_eq!(vendor["devices"][0]["device"], format!("{name}:0"));
+    }
+    let output = doctor(&[], &env);
+    assert_readable(&stdout(&output));
 }
 
 #[test]
@@ -53,7 +198,7 @@ fn the_sections_are_readable_and_end_with_the_verdict() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     assert_readable(&text);
-    for part in ["127.0.0.1", "In short"] {
+    for part in ["GPU libraries", "127.0.0.1", "In short"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap();
