@@ -2,6 +2,7 @@
 
 mod gpus;
 mod proof;
+mod settings;
 mod text;
 
 use std::io::{self, Write};
@@ -16,6 +17,7 @@ use crate::machine::Machine;
 use crate::memory::Place;
 use gpus::Gpus;
 use proof::Proof;
+use settings::Settings;
 
 /// Everything that was found, as `--json` prints it; docs/doctor.md describes it.
 #[derive(Debug, Serialize)]
@@ -27,6 +29,7 @@ pub(crate) struct Document {
     /// Why not.
     problems: Vec<String>,
     machine: Machine,
+    settings: Settings,
     gpu: Gpus,
     /// What was moved to find out: host memory.
     proofs: Vec<Proof>,
@@ -65,6 +68,7 @@ impl Document {
             ok: problems.is_empty(),
             problems,
             machine: Machine::look(),
+            settings: Settings::look(config),
             gpu,
             proofs,
         }

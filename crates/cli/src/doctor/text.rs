@@ -18,12 +18,26 @@ impl Display for Document {
         writeln!(f, "tensorferry {} on {}", self.version, self.machine)?;
         section(f, "Moved to find out", self.proofs.iter().map(proof))?;
         section(f, "GPU libraries", self.gpu.vendors.iter().flat_map(vendor))?;
+        section(f, "Settings in the environment", self.settings_lines())?;
         let problems = self.problems.iter().map(|text| ("PROBLEM".into(), text.clone()));
         section(f, "In short", problems.chain([self.verdict()]))
     }
 }
 
 impl Document {
+    fn settings_lines(&self) -> Vec<Line> {
+        let settings = &self.settings;
+        let set = settings.environment.iter();
+        let mut lines: Vec<Line> =
+            set.map(|one| ("set".into(), format!("{}={}", one.name, one.value))).collect();
+        lines.extend(settings.warnings.iter().map(|text| ("warning".into(), text.clone())));
+        lines.extend(settings.without_effect.iter().map(|text| ("no effect".into(), text.clone())));
+        if lines.is_empty() {
+            lines.push(("none".into(), "every setting has its default".into()));
+        }
+        lines
+    }
+
     fn verdict(&self) -> Line {
         let devices = match self.gpu.devices().count() {
             0 => "no GPU can be used".to_owned(),

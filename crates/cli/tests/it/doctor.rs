@@ -193,6 +193,29 @@ fn a_range_without_room_is_a_problem_that_names_it() {
 }
 
 #[test]
+fn settings_are_shown_with_what_had_no_effect() {
+    let env = [
+        ("TENSORFERRY_GPU", "off"),
+        ("TENSORFERRY_BINDD", "10.0.0.1"),
+        ("MC_TCP_LANES_PER_PEER", "99"),
+        ("MC_GID_INDEX", "3"),
+        ("MC_REDIS_PASSWORD", "hunter2"),
+    ];
+    let output = doctor(&["--json"], &env);
+    assert_eq!(stderr(&output), "", "what is in the document is not logged as well");
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let settings = &document["settings"];
+    assert_eq!(settings["environment"].as_array().unwrap().len(), env.len());
+    let warnings = settings["warnings"].to_string();
+    assert!(warnings.contains("TENSORFERRY_BINDD is no setting"), "{warnings}");
+    assert!(warnings.contains("MC_TCP_LANES_PER_PEER=99: expected a count"), "{warnings}");
+    assert!(settings["without_effect"].to_string().contains("MC_GID_INDEX"), "{settings}");
+    let output = doctor(&[], &env);
+    assert!(!stdout(&output).contains("hunter2"));
+    assert_readable(&stdout(&output));
+}
+
+#[test]
 fn the_sections_are_readable_and_end_with_the_verdict() {
     let output = run(&["doctor"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
