@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::doctor::Requirement;
 use crate::memory::Place;
 
 /// Moves tensors and KV-cache blocks between the memories of machines over plain TCP.
@@ -39,8 +40,10 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Says what can be moved on this machine, and what stands in the way
     ///
-    /// Looks for the GPU libraries of all vendors and initialises what it finds, and moves host memory between two
-    /// engines over TCP. The exit code is 0 if host memory moves.
+    /// Looks for the GPU libraries of all vendors and initialises what it finds, and moves host memory between two of them over TCP. Nothing is allocated on a
+    /// GPU, unless --require or --move asks for it.
+    ///
+    /// The exit code is 0 if host memory moves, and what was required.
     Doctor(DoctorArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]
@@ -82,6 +85,16 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Fail unless memory of such a device moves: cuda, musa, hip, or gpu for any of them
+    ///
+    /// It is moved to find out, as with --move, on one device after the other until it has moved on one.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub(crate) require: Vec<Requirement>,
+    /// Move memory of each device that is found, too, and fail where it does not move
+    ///
+    /// This makes a context on each of them, which takes hundreds of MiB of its memory until the program ends.
+    #[arg(long = "move")]
+    pub(crate) moving: bool,
     /// Print one JSON document instead of the tables; docs/doctor.md describes it
     #[arg(long)]
     pub(crate) json: bool,

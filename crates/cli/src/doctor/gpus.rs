@@ -32,6 +32,8 @@ pub(super) struct Vendor {
     missing_function: Option<String>,
     pub(super) absent_functions: Vec<String>,
     pub(super) devices: Vec<Device>,
+    #[serde(skip)]
+    pub(super) of: gpu::Vendor,
 }
 
 /// A setting that is not at its default.
@@ -70,6 +72,8 @@ pub(super) struct Device {
     pub(super) uuid: Option<String>,
     /// It uses the host's memory.
     pub(super) integrated: bool,
+    #[serde(skip)]
+    pub(super) id: gpu::DeviceId,
 }
 
 impl Gpus {
@@ -111,6 +115,7 @@ impl Vendor {
             missing_function: missing_function(state),
             absent_functions: found.map(|found| found.absent.clone()).unwrap_or_default(),
             devices,
+            of: vendor,
         }
     }
 
@@ -182,6 +187,7 @@ impl Device {
             pci_address: info.pci_address.clone(),
             uuid: info.uuid.map(uuid_text),
             integrated: info.integrated,
+            id: info.id,
         }
     }
 }

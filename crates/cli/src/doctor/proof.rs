@@ -27,12 +27,17 @@ pub(super) struct Proof {
 }
 
 /// More than a socket takes at once, and no multiple of anything.
-const BYTES: usize = (256 << 10) + 13;
+const HOST_BYTES: usize = (256 << 10) + 13;
 /// For each request, connecting included.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Moves memory of `place` between two engines over TCP, and compares every byte.
 pub(super) fn prove(config: &Config, place: Place) -> Proof {
+    let bytes = match place {
+        Place::Host => HOST_BYTES,
+        // More than one staging slot.
+        Place::Device(_) => config.staging_slot_bytes + 13,
+    };
     let mut config = config.clone();
     config.io_threads = 1;
     config.notices.clear();
@@ -42,12 +47,12 @@ pub(super) fn prove(config: &Config, place: Place) -> Proof {
     let bound = config.bind.filter(|ip| !ip.is_unspecified());
     let host = bound.unwrap_or(IpAddr::from([127, 0, 0, 1])).to_string();
     let began = Instant::now();
-    let outcome = move_both_ways(&host, &config, place, BYTES);
+    let outcome = move_both_ways(&host, &config, place, bytes);
     Proof {
         memory: place.to_string(),
         host,
         moved: outcome.is_ok(),
-        bytes: BYTES,
+        bytes,
         milliseconds: began.elapsed().as_secs_f64() * 1e3,
         error: outcome.err().map(|error| crate::chain(&error)),
     }
@@ -56,10 +61,10 @@ pub(super) fn prove(config: &Config, place: Place) -> Proof {
 fn move_both_ways(host: &str, config: &Config, place: Place, bytes: usize) -> Result<()> {
     let target = Engine::new(host, config.clone()).context("no engine starts")?;
     let initiator = Engine::new(host, config.clone()).context("no second engine starts")?;
-    let remote = Buffer::new(&target, place, BYTES)?;
+    let remote = Buffer::new(&target, place, bytes)?;
     remote.register(&target, &RegisterOptions::default())?;
     let local = |engine| {
-        let buffer = Buffer::new(engine, place, BYTES)?;
+        let buffer = Buffer::new(engine, place, bytes)?;
         let options = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
         buffer.register(engine, &options).map(|()| buffer)
     };

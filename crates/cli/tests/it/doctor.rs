@@ -97,6 +97,13 @@ fn a_driver_without_a_device_says_so_once_and_what_to_do() {
     );
     assert_eq!(cuda["failure"]["name"], "CUDA_ERROR_NO_DEVICE");
     assert!(text(&cuda["text"]).contains("check that the device is visible here"), "{cuda}");
+
+    let output = doctor(&["--require", "cuda"], &env);
+    assert_eq!(output.status.code(), Some(1));
+    let says = stderr(&output);
+    assert!(says.starts_with("tensorferry: --require cuda: no device can be used: "), "{says}");
+    assert!(says.contains("cuInit answered 100 CUDA_ERROR_NO_DEVICE"), "{says}");
+    assert!(stdout(&output).contains("CUDA: no-device"), "{}", stdout(&output));
 }
 
 #[test]
@@ -104,12 +111,14 @@ fn a_file_of_garbage_is_no_library_and_no_accident() {
     let file = folder("doctor_garbage").join("libcuda.so.1");
     fs::write(&file, [0xa5; 4096]).unwrap();
     let file = file.to_str().unwrap();
-    let (document, code) = document(&[], &[("TENSORFERRY_CUDA_LIBRARY", file)]);
-    assert_eq!(code, Some(0));
+    let (document, code) = document(&["--require", "gpu"], &[("TENSORFERRY_CUDA_LIBRARY", file)]);
+    assert_eq!(code, Some(1));
     let cuda = vendor(&document, "cuda");
     assert_eq!((&cuda["state"], &cuda["file"]), (&"unusable".into(), &file.into()));
     assert!(text(&cuda["text"]).contains("no shared library"), "{cuda}");
     assert_eq!(document["proofs"][0]["moved"], true);
+    let [problem] = &document["problems"].as_array().unwrap()[..] else { panic!("{document}") };
+    assert!(text(problem).contains(file), "{problem}");
 }
 
 #[test]
@@ -134,12 +143,14 @@ fn a_function_that_is_not_there_is_named() {
 fn what_is_switched_off_is_not_looked_for() {
     let Some(folder) = simulated("doctor_off", &["libcuda.so.1"]) else { return };
     let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("TENSORFERRY_GPU", "off")];
-    let (document, code) = document(&[], &env);
-    assert_eq!((code, &document["gpu"]["choice"]), (Some(0), &"off".into()));
+    let (document, code) = document(&["--require", "cuda,gpu"], &env);
+    assert_eq!((code, &document["gpu"]["choice"]), (Some(1), &"off".into()));
     for name in ["cuda", "musa", "hip"] {
         assert_eq!(vendor(&document, name)["state"], "not-looked-for");
     }
-    let says = text(&vendor(&document, "cuda")["text"]);
+    let problems = document["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 2);
+    let says = text(&problems[0]);
     assert!(says.ends_with("because of TENSORFERRY_GPU=off; set it to cuda or auto"), "{says}");
 }
 
@@ -168,6 +179,52 @@ fn all_vendors_side_by_side() {
     }
     let output = doctor(&[], &env);
     assert_readable(&stdout(&output));
+}
+
+/// Whose memory was moved, and whether it arrived.
+fn proofs(document: &Value) -> Vec<(&str, bool)> {
+    let proofs = document["proofs"].as_array().unwrap().iter();
+    proofs.map(|proof| (text(&proof["memory"]), proof["moved"].as_bool().unwrap())).collect()
+}
+
+#[test]
+fn memory_of_devices_is_moved_when_that_is_asked_for() {
+    let Some(folder) = simulated("doctor_move", &["libcuda.so.1", "libamdhip64.so.6"]) else {
+        return;
+    };
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
+    let (all, code) = document(&["--move"], &env);
+    assert_eq!(code, Some(0), "{all}");
+    let moved =
+        [("cpu", true), ("cuda:0", true), ("cuda:1", true), ("hip:0", true), ("hip:1", true)];
+    assert_eq!(proofs(&all), moved);
+    let (one, code) = document(&["--require", "hip", "--require", "gpu"], &env);
+    assert_eq!(code, Some(0), "{one}");
+    assert_eq!(proofs(&one), [("cpu", true), ("hip:0", true), ("cuda:0", true)]);
+}
+
+#[test]
+fn a_device_whose_memory_does_not_move_is_a_problem() {
+    let Some(folder) = simulated("doctor_full", &["libcuda.so.1"]) else { return };
+    let library = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("TENSORFERRY_GPU", "cuda")];
+    let fails = |what| [&library[..], &[("SIMGPU_FAIL", what)]].concat();
+    for args in [&["--move"], &["--require=cuda"]] {
+        let (document, code) = document(args, &fails("cuMemHostAlloc:*:2"));
+        assert_eq!(code, Some(1));
+        assert_eq!(proofs(&document), [("cpu", true), ("cuda:0", false), ("cuda:1", false)]);
+        let problem = text(&document["problems"][0]);
+        assert!(problem.contains("memory of cuda:0 does not move: "), "{problem}");
+        assert!(
+            problem.contains("cuMemHostAlloc answered 2 CUDA_ERROR_OUT_OF_MEMORY"),
+            "{problem}"
+        );
+    }
+    // One that works is enough for what is required, but not for --move.
+    let first = fails("cuMemAlloc_v2:1:2");
+    let (document, code) = document(&["--require", "cuda"], &first);
+    assert_eq!(code, Some(0), "{document}");
+    assert_eq!(proofs(&document), [("cpu", true), ("cuda:0", false), ("cuda:1", true)]);
+    assert_eq!(doctor(&["--move"], &first).status.code(), Some(1));
 }
 
 #[test]
@@ -226,6 +283,15 @@ fn the_sections_are_readable_and_end_with_the_verdict() {
     }
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap();
     assert!(last.contains("verdict") && last.contains("host memory moves"), "{last}");
+}
+
+#[test]
+fn what_cannot_be_required_is_refused() {
+    for args in [&["doctor", "--require", "npu"][..], &["doctor", "--require", ""]] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("cuda, musa, hip, or gpu for any"), "{}", stderr(&output));
+    }
 }
 
 /// No line is wider than a terminal, unless one word is.
