@@ -3,6 +3,7 @@
 mod gpus;
 mod proof;
 mod settings;
+mod sockets;
 mod text;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use crate::memory::Place;
 use gpus::{Device, Gpus, Vendor};
 use proof::Proof;
 use settings::Settings;
+use sockets::Sockets;
 
 /// What must be usable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,9 +44,12 @@ pub(crate) struct Document {
     ok: bool,
     /// Why not.
     problems: Vec<String>,
+    /// What is not in the way today.
+    advice: Vec<String>,
     machine: Machine,
     settings: Settings,
     gpu: Gpus,
+    sockets: Sockets,
     /// What was moved to find out: host memory, and devices if that was asked for.
     proofs: Vec<Proof>,
 }
@@ -71,6 +76,7 @@ impl Document {
     pub(crate) fn examine(config: &Config, require: &[Requirement], moving: bool) -> Self {
         let states = Discovery::new(config.gpu.clone()).examine();
         let gpu = Gpus::new(&config.gpu, &states);
+        let sockets = Sockets::look(config);
         let mut proofs = vec![proof::prove(config, Place::Host)];
         let mut problems = Vec::new();
         if let Some(error) = &proofs[0].error {
@@ -87,9 +93,11 @@ impl Document {
             version: tensorferry::VERSION,
             ok: problems.is_empty(),
             problems,
+            advice: sockets.advice(),
             machine: Machine::look(),
             settings: Settings::look(config),
             gpu,
+            sockets,
             proofs,
         }
     }

@@ -7,6 +7,7 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use super::Document;
 use super::gpus::{Device, Vendor};
 use super::proof::Proof;
+use super::sockets::{Limit, Ports, Sockets};
 use crate::args::size_text;
 
 const COLUMNS: u16 = 100;
@@ -18,9 +19,11 @@ impl Display for Document {
         writeln!(f, "tensorferry {} on {}", self.version, self.machine)?;
         section(f, "Moved to find out", self.proofs.iter().map(proof))?;
         section(f, "GPU libraries", self.gpu.vendors.iter().flat_map(vendor))?;
+        section(f, "Sockets and limits", sockets(&self.sockets))?;
         section(f, "Settings in the environment", self.settings_lines())?;
+        let advice = self.advice.iter().map(|text| ("advice".into(), text.clone()));
         let problems = self.problems.iter().map(|text| ("PROBLEM".into(), text.clone()));
-        section(f, "In short", problems.chain([self.verdict()]))
+        section(f, "In short", advice.chain(problems).chain([self.verdict()]))
     }
 }
 
@@ -117,4 +120,58 @@ fn device(device: &Device) -> Line {
         device.uuid.as_ref().map(|uuid| format!("UUID {uuid}")),
     ];
     (format!("  {}", device.device), known.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
+fn sockets(sockets: &Sockets) -> Vec<Line> {
+    let outgoing = sockets.outgoing_ports.as_ref().map(|ports| {
+        let overlap = match ports.overlap {
+            0 => "none of the engine's range".to_owned(),
+            some => format!("{some} of them in the engine's range"),
+        };
+        format!("{}-{}, {overlap}", ports.first, ports.last)
+    });
+    let bytes = |n: Option<u64>| n.map(size_text);
+    let three = |n: Option<[u64; 3]>| n.map(|n| n.map(size_text).join(", "));
+    let backlog = |most| format!("{most}; the engine asks for {}", sockets.listen_backlog);
+    let maximal = match (bytes(sockets.rmem_max_bytes), bytes(sockets.wmem_max_bytes)) {
+        (Some(receive), Some(send)) => Some(format!("{receive}, {send}; the engine sets no sizes")),
+        _ => None,
+    };
+    let ipv6 = if sockets.ipv6 { "yes" } else { "no: all interfaces are those of IPv4" };
+    let pinned = "; pinned memory of GPUs does not count";
+    let lines = [
+        ("ports", Some(ports(&sockets.ports))),
+        ("outgoing ports", outgoing),
+        ("IPv6", Some(ipv6.to_owned())),
+        ("open files", Some(limit(sockets.open_files, |n| n.to_string()))),
+        ("locked memory", Some(limit(sockets.locked_memory_bytes, size_text) + pinned)),
+        ("tcp_rmem", three(sockets.tcp_rmem_bytes)),
+        ("tcp_wmem", three(sockets.tcp_wmem_bytes)),
+        ("rmem_max, wmem_max", maximal),
+        ("somaxconn", sockets.somaxconn.map(backlog)),
+    ];
+    let known = |(name, text): (&str, Option<String>)| {
+        (name.to_owned(), text.unwrap_or_else(|| "unknown".into()))
+    };
+    lines.into_iter().map(known).collect()
+}
+
+fn ports(ports: &Ports) -> String {
+    let Ports { first, last, address, tried, free, .. } = ports;
+    let all = ports.len();
+    let how = if *tried == all { "each was tried" } else { "as many of them were tried" };
+    let place = match address.is_unspecified() {
+        true => "all interfaces".to_owned(),
+        false => address.to_string(),
+    };
+    let refused = ports.refused.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+    format!("{first}-{last}: {free} of {tried} can be bound on {place} ({how}){refused}")
+}
+
+fn limit(limit: Limit, shown: impl Fn(u64) -> String) -> String {
+    let text = |n: Option<u64>| n.map_or_else(|| "no limit".to_owned(), &shown);
+    match limit {
+        Limit { soft, hard } if soft == hard => text(soft),
+        Limit { soft, hard } => format!("{}, can be raised to {}", text(soft), text(hard)),
+    }
 }

@@ -238,6 +238,7 @@ fn an_address_that_is_not_of_this_machine_is_a_problem() {
     assert!(says.starts_with(expected), "{says}");
     let (document, _) = document(&[], &env);
     assert_eq!((&document["ok"], &document["proofs"][0]["moved"]), (&false.into(), &false.into()));
+    assert_eq!(document["sockets"]["ports"]["free"], 0);
 }
 
 #[test]
@@ -247,6 +248,7 @@ fn a_range_without_room_is_a_problem_that_names_it() {
     let (document, code) = document(&[], &env);
     assert_eq!(code, Some(1));
     assert!(text(&document["problems"][0]).contains("15999-15999"), "{document}");
+    assert!(text(&document["advice"][0]).contains("choose another range with TENSORFERRY_PORTS"));
 }
 
 #[test]
@@ -278,7 +280,7 @@ fn the_sections_are_readable_and_end_with_the_verdict() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = stdout(&output);
     assert_readable(&text);
-    for part in ["GPU libraries", "127.0.0.1", "In short"] {
+    for part in ["GPU libraries", "Sockets and limits", "15000-17000", "127.0.0.1", "In short"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap();
