@@ -40,7 +40,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Says what can be moved on this machine, and what stands in the way
     ///
-    /// Looks for the GPU libraries of all vendors and initialises what it finds, binds ports, and moves host memory between two of them over TCP. Nothing is allocated on a
+    /// Looks for the GPU libraries of all vendors and initialises what it finds, binds ports, starts engines on
+    /// this machine's addresses, and moves host memory between two of them over TCP. Nothing is allocated on a
     /// GPU, unless --require or --move asks for it.
     ///
     /// The exit code is 0 if host memory moves, and what was required.

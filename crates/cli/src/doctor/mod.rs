@@ -1,6 +1,8 @@
 //! `tensorferry doctor`: what can be moved here, and what stands in the way.
 
+mod addresses;
 mod gpus;
+mod listening;
 mod proof;
 mod settings;
 mod sockets;
@@ -18,6 +20,7 @@ use tensorferry::gpu::{self, Discovery};
 use crate::args::DoctorArgs;
 use crate::machine::Machine;
 use crate::memory::Place;
+use addresses::Addresses;
 use gpus::{Device, Gpus, Vendor};
 use proof::Proof;
 use settings::Settings;
@@ -50,6 +53,7 @@ pub(crate) struct Document {
     settings: Settings,
     gpu: Gpus,
     sockets: Sockets,
+    addresses: Addresses,
     /// What was moved to find out: host memory, and devices if that was asked for.
     proofs: Vec<Proof>,
 }
@@ -77,6 +81,7 @@ impl Document {
         let states = Discovery::new(config.gpu.clone()).examine();
         let gpu = Gpus::new(&config.gpu, &states);
         let sockets = Sockets::look(config);
+        let addresses = Addresses::look(config);
         let mut proofs = vec![proof::prove(config, Place::Host)];
         let mut problems = Vec::new();
         if let Some(error) = &proofs[0].error {
@@ -93,11 +98,12 @@ impl Document {
             version: tensorferry::VERSION,
             ok: problems.is_empty(),
             problems,
-            advice: sockets.advice(),
+            advice: sockets.advice().into_iter().chain(addresses.advice()).collect(),
             machine: Machine::look(),
             settings: Settings::look(config),
             gpu,
             sockets,
+            addresses,
             proofs,
         }
     }

@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::Document;
+use super::addresses::{Addresses, Host, Interface};
 use super::gpus::{Device, Vendor};
 use super::proof::Proof;
 use super::sockets::{Limit, Ports, Sockets};
@@ -20,6 +21,8 @@ impl Display for Document {
         section(f, "Moved to find out", self.proofs.iter().map(proof))?;
         section(f, "GPU libraries", self.gpu.vendors.iter().flat_map(vendor))?;
         section(f, "Sockets and limits", sockets(&self.sockets))?;
+        section(f, "Addresses of this machine", interfaces(&self.addresses))?;
+        section(f, "What an engine makes of a host", self.addresses.hosts.iter().map(host))?;
         section(f, "Settings in the environment", self.settings_lines())?;
         let advice = self.advice.iter().map(|text| ("advice".into(), text.clone()));
         let problems = self.problems.iter().map(|text| ("PROBLEM".into(), text.clone()));
@@ -174,4 +177,41 @@ fn limit(limit: Limit, shown: impl Fn(u64) -> String) -> String {
         Limit { soft, hard } if soft == hard => text(soft),
         Limit { soft, hard } => format!("{}, can be raised to {}", text(soft), text(hard)),
     }
+}
+
+fn interfaces(addresses: &Addresses) -> Vec<Line> {
+    if let Some(error) = &addresses.interfaces_error {
+        return vec![("unknown".into(), error.clone())];
+    }
+    let one = |one: &Interface| {
+        let mtu = one.mtu_bytes.map(|mtu| format!(", MTU {mtu}")).unwrap_or_default();
+        let speed = one.megabits_per_second.map(|speed| format!(", {speed} Mbit/s"));
+        (one.interface.clone(), format!("{}{mtu}{}", one.address, speed.unwrap_or_default()))
+    };
+    let none = || vec![("none".into(), "no interface has an address".into())];
+    let lines: Vec<Line> = addresses.interfaces.iter().map(one).collect();
+    if lines.is_empty() { none() } else { lines }
+}
+
+fn host(host: &Host) -> Line {
+    let what = match host.what {
+        "hostname" => " (this machine's name)",
+        "route" => " (where other networks are)",
+        _ => "",
+    };
+    let mut said = Vec::new();
+    if host.segment.is_some() {
+        let listens = match host.listens_on {
+            Some(ip) if ip.is_unspecified() => "listens on ALL interfaces".to_owned(),
+            Some(ip) => format!("listens on {ip} only"),
+            None => "where it listens is not known".to_owned(),
+        };
+        said.push(format!("{listens}, peers are told {}", host.advertised()));
+    }
+    if !host.looked_up.is_empty() {
+        let found: Vec<String> = host.looked_up.iter().map(ToString::to_string).collect();
+        said.push(format!("looked up here it is {}", found.join(", ")));
+    }
+    said.extend(host.error.clone());
+    (host.host.clone(), format!("{}{what}", said.join("; ")))
 }

@@ -238,7 +238,10 @@ fn an_address_that_is_not_of_this_machine_is_a_problem() {
     assert!(says.starts_with(expected), "{says}");
     let (document, _) = document(&[], &env);
     assert_eq!((&document["ok"], &document["proofs"][0]["moved"]), (&false.into(), &false.into()));
+    assert_eq!(document["addresses"]["bind"], "192.0.2.1");
     assert_eq!(document["sockets"]["ports"]["free"], 0);
+    let host = &document["addresses"]["hosts"][0];
+    assert!(text(&host["error"]).starts_with("listening on 192.0.2.1"), "{host}");
 }
 
 #[test]
