@@ -3,6 +3,7 @@
 mod addresses;
 mod gpus;
 mod listening;
+mod paths;
 mod proof;
 mod settings;
 mod sockets;
@@ -22,6 +23,7 @@ use crate::machine::Machine;
 use crate::memory::Place;
 use addresses::Addresses;
 use gpus::{Device, Gpus, Vendor};
+use paths::{Path, Staging};
 use proof::Proof;
 use settings::Settings;
 use sockets::Sockets;
@@ -54,6 +56,9 @@ pub(crate) struct Document {
     gpu: Gpus,
     sockets: Sockets,
     addresses: Addresses,
+    paths: Vec<Path>,
+    /// How device memory is staged where it is.
+    staging: Staging,
     /// What was moved to find out: host memory, and devices if that was asked for.
     proofs: Vec<Proof>,
 }
@@ -101,6 +106,8 @@ impl Document {
             advice: sockets.advice().into_iter().chain(addresses.advice()).collect(),
             machine: Machine::look(),
             settings: Settings::look(config),
+            paths: paths::paths(&gpu),
+            staging: Staging::new(config),
             gpu,
             sockets,
             addresses,

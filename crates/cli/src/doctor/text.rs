@@ -7,6 +7,7 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 use super::Document;
 use super::addresses::{Addresses, Host, Interface};
 use super::gpus::{Device, Vendor};
+use super::paths::{Engines, Staging};
 use super::proof::Proof;
 use super::sockets::{Limit, Ports, Sockets};
 use crate::args::size_text;
@@ -20,6 +21,7 @@ impl Display for Document {
         writeln!(f, "tensorferry {} on {}", self.version, self.machine)?;
         section(f, "Moved to find out", self.proofs.iter().map(proof))?;
         section(f, "GPU libraries", self.gpu.vendors.iter().flat_map(vendor))?;
+        section(f, "Data paths, from memory to memory", self.path_lines())?;
         section(f, "Sockets and limits", sockets(&self.sockets))?;
         section(f, "Addresses of this machine", interfaces(&self.addresses))?;
         section(f, "What an engine makes of a host", self.addresses.hosts.iter().map(host))?;
@@ -41,6 +43,35 @@ impl Document {
         if lines.is_empty() {
             lines.push(("none".into(), "every setting has its default".into()));
         }
+        lines
+    }
+
+    /// Pairs that take the same way share a line.
+    fn path_lines(&self) -> Vec<Line> {
+        let mut ways: Vec<(Engines, &str, Vec<String>)> = Vec::new();
+        for path in self.paths.iter().filter(|path| path.moves) {
+            let pair = format!("{} to {}", path.from, path.to);
+            match ways.iter_mut().find(|(of, how, _)| (*of, *how) == (path.engines, path.how)) {
+                Some((_, _, pairs)) => pairs.push(pair),
+                None => ways.push((path.engines, path.how, vec![pair])),
+            }
+        }
+        let way = |(engines, how, pairs): (Engines, &str, Vec<String>)| {
+            let engines = if engines == Engines::Two { "two engines" } else { "one engine" };
+            (engines.into(), format!("{}: {how}", pairs.join(", ")))
+        };
+        let mut lines: Vec<Line> = ways.into_iter().map(way).collect();
+        if self.gpu.devices().next().is_some() {
+            let Staging { slots, slot_bytes } = self.staging;
+            let size = size_text(slot_bytes as u64);
+            let text =
+                format!("through {slots} pinned slots of {size} for each device and direction");
+            lines.push(("staged".into(), text));
+        }
+        let none = self.gpu.vendors.iter().filter(|vendor| !vendor.usable);
+        lines.extend(none.map(|vendor| {
+            (format!("any with {}", vendor.vendor), format!("none: {}, see above", vendor.state))
+        }));
         lines
     }
 

@@ -41,6 +41,13 @@ fn simulated(test: &str, files: &[&str]) -> Option<PathBuf> {
     Some(folder)
 }
 
+/// Which ways there are between two engines, as `from to`.
+fn ways(document: &Value) -> Vec<String> {
+    let paths = document["paths"].as_array().unwrap().iter();
+    let moving = paths.filter(|path| path["moves"] == true && path["engines"] == "two");
+    moving.map(|path| format!("{} {}", text(&path["from"]), text(&path["to"]))).collect()
+}
+
 #[test]
 fn without_a_library_host_memory_moves_and_each_answer_is_told() {
     let nowhere = "/nowhere/libcuda.so.1";
@@ -57,6 +64,7 @@ fn without_a_library_host_memory_moves_and_each_answer_is_told() {
     assert_eq!(cuda["settings"][0]["name"], "TENSORFERRY_GPU");
     assert_eq!(cuda["settings"][1]["value"], nowhere);
     assert_eq!(vendor(&document, "hip")["state"], "not-looked-for");
+    assert_eq!(ways(&document), ["cpu cpu"]);
     let proof = &document["proofs"][0];
     assert_eq!((&proof["memory"], &proof["moved"]), (&"cpu".into(), &true.into()));
     assert_eq!(document["proofs"].as_array().unwrap().len(), 1);
@@ -80,6 +88,7 @@ fn a_driver_in_the_library_path_is_found_with_its_devices() {
     assert_eq!(devices[1]["memory_bytes"], 16_u64 << 30);
     assert_eq!(devices[1]["pci_address"], "0000:11:00.0");
     assert_eq!(text(&devices[1]["uuid"]).len(), 36);
+    assert_eq!(ways(&document), ["cpu cpu", "cpu cuda", "cuda cpu", "cuda cuda"]);
     assert_eq!(document["proofs"].as_array().unwrap().len(), 1, "no device is used unasked");
 }
 
@@ -177,6 +186,7 @@ fn all_vendors_side_by_side() {
         assert_eq!((&vendor["state"], &vendor["api"]), (&"ready".into(), &api.into()));
         assert_eq!(vendor["devices"][0]["device"], format!("{name}:0"));
     }
+    assert_eq!(ways(&document).len(), 16);
     let output = doctor(&[], &env);
     assert_readable(&stdout(&output));
 }
