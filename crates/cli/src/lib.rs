@@ -78,6 +78,15 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
     }
 }
 
+/// What `tensorferry doctor --json` prints, for programs that are this process; docs/doctor.md describes it.
+/// `require` and `moving` are the options of these names.
+///
+/// # Errors
+/// A text for people: a malformed setting in the environment, or something required that cannot be.
+pub fn doctor(require: &[String], moving: bool) -> Result<String, String> {
+    doctor::document(require, moving).map_err(|error| chain(&error))
+}
+
 fn complain(what: &dyn std::fmt::Display) {
     use std::io::Write;
     // A closed stderr leaves only the exit code to speak.

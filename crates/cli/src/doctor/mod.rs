@@ -81,6 +81,19 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// The document for Python: with the settings of its process's environment.
+///
+/// # Errors
+/// A malformed setting, or a requirement that is none.
+pub(crate) fn document(require: &[String], moving: bool) -> Result<String> {
+    let config = crate::environment::config()?;
+    let require: Vec<Requirement> = require
+        .iter()
+        .map(|text| text.parse().with_context(|| format!("{text:?} cannot be required")))
+        .collect::<Result<_>>()?;
+    Ok(serde_json::to_string(&Document::examine(&config, &require, moving))?)
+}
+
 impl Document {
     pub(crate) fn examine(config: &Config, require: &[Requirement], moving: bool) -> Self {
         let states = Discovery::new(config.gpu.clone()).examine();
