@@ -1,7 +1,8 @@
 //! What the doctor says of machines in all states; the GPUs are simulated.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use serde_json::Value;
@@ -307,6 +308,40 @@ fn what_cannot_be_required_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains("cuda, musa, hip, or gpu for any"), "{}", stderr(&output));
     }
+}
+
+/// The names in a document, wherever they are.
+fn names(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(parts) => parts.iter().for_each(|(name, part)| {
+            found.insert(name.clone());
+            names(part, found);
+        }),
+        Value::Array(parts) => parts.iter().for_each(|part| names(part, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_name_of_the_document_is_described() {
+    let Some(folder) = simulated("doctor_names", &["libcuda.so.1", "libamdhip64.so.6"]) else {
+        return;
+    };
+    let env = [
+        ("LD_LIBRARY_PATH", folder.to_str().unwrap()),
+        ("SIMGPU_FAIL", "hipGetDeviceCount:*:100"),
+        ("TENSORFERRY_MUSA_LIBRARY", "/nowhere/libmusart.so"),
+    ];
+    let mut found = BTreeSet::new();
+    names(&document(&[], &env).0, &mut found);
+    assert!(found.contains("answer") && found.contains("pci_address") && found.contains("call"));
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md");
+    let page = fs::read_to_string(page).unwrap();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words: BTreeSet<&str> = page.split(|c| !is_name(c)).collect();
+    let missing: Vec<&String> =
+        found.iter().filter(|name| !words.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "docs/doctor.md does not say what {missing:?} are");
 }
 
 /// No line is wider than a terminal, unless one word is.
