@@ -26,7 +26,7 @@ mod _native {
     #[pymodule_export]
     use crate::engine::TransferEngine;
     #[pymodule_export]
-    use crate::program::main;
+    use crate::program::{doctor, main};
     #[pymodule_export]
     use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 

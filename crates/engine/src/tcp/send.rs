@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tensorferry_wire::{HEADER_LEN, Header, Op, Version};
 
 use crate::memory::Span;
-use crate::staging::{Ahead, Bell, Fault, Keep, Outlet, Payload};
+use crate::staging::{Ahead, Bell, Fault, Keep, Outlet, Payload, Stager};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
 use crate::transfer::{BatchInner, Hold, Slice};
 
@@ -32,7 +32,7 @@ struct Outgoing {
     header: [u8; HEADER_LEN],
     local: u64,
     /// Its payload comes from a device.
-    staged: Option<Staged>,
+    staged: Option<Box<Staged>>,
     /// Payload bytes: none for a READ.
     payload: u64,
     /// Bytes of header and payload that a socket has taken.
@@ -67,7 +67,7 @@ impl SendHalf {
         let (op, len) = (slice.op(), slice.len);
         let header = Header { op, version: self.version, addr: slice.remote(), len };
         let payload = if op == Op::Write { len } else { 0 };
-        let staged = (payload > 0).then(|| Staged::of(&slice)).flatten();
+        let staged = if payload > 0 { slice.device().map(|d| Staged::of(&slice, d)) } else { None };
         self.stages |= staged.is_some();
         self.queue.push_back(Outgoing {
             seq: self.next_seq,
@@ -93,7 +93,8 @@ impl SendHalf {
             return ahead;
         }
         for item in &mut self.queue {
-            let Some(Staged { payload, batch, entry }) = &mut item.staged else { continue };
+            let Some(staged) = &mut item.staged else { continue };
+            let Staged { payload, batch, entry } = &mut **staged;
             self.stages = true;
             ahead = self.outlet.ask(payload, bell, || Keep::Hold(Hold::on(batch, *entry)));
             if ahead != Ahead::All {
@@ -208,8 +209,9 @@ impl SendHalf {
 }
 
 impl Staged {
-    fn of(slice: &Slice) -> Option<Self> {
-        let payload = Payload::new(slice.device()?, slice.local(), slice.len);
-        Some(Self { payload, batch: Arc::clone(&slice.batch), entry: slice.entry })
+    #[cold]
+    fn of(slice: &Slice, device: &Arc<Stager>) -> Box<Self> {
+        let payload = Payload::new(device, slice.local(), slice.len);
+        Box::new(Self { payload, batch: Arc::clone(&slice.batch), entry: slice.entry })
     }
 }

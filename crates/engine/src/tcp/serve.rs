@@ -75,7 +75,7 @@ enum Answer {
         addr: u64,
         len: u64,
         /// It is copied from a device.
-        staged: Option<Payload>,
+        staged: Option<Box<Payload>>,
     },
 }
 
@@ -233,7 +233,12 @@ impl Serve {
         served: &mut Served,
     ) -> Result<(), ServeFault> {
         let result = self.take_in(input, rules, served);
-        self.inlet.flush(rules.bell);
+        if self.incoming.is_none() || !self.answers.is_empty() {
+            // Somebody waits for these copies.
+            self.inlet.flush(rules.bell);
+        } else {
+            self.inlet.flush_much(rules.bell);
+        }
         result
     }
 
@@ -251,9 +256,11 @@ impl Serve {
         self.received(&stash, rules, served)
     }
 
-    /// The socket is empty: a staging slot goes to whoever needs it.
+    /// The socket is empty: a staging slot goes to whoever needs it, unless a payload will go on there.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
-        self.inlet.rest(bell);
+        if self.incoming.is_none() {
+            self.inlet.rest(bell);
+        }
     }
 
     fn take_in(
@@ -340,7 +347,7 @@ impl Serve {
                 if version == Version::V2 {
                     self.answers.push_back(Answer::Status);
                 }
-                let staged = pin.device().map(|device| Payload::new(device, addr, len));
+                let staged = pin.device().map(|device| Box::new(Payload::new(device, addr, len)));
                 self.stages |= staged.is_some();
                 self.answers.push_back(Answer::Payload { pin, addr, len, staged });
             }
@@ -422,13 +429,18 @@ impl Serve {
         of(self.answers.front()).map_or(Ok(()), |why| Err(ServeFault::Device(why)))
     }
 
+    /// Lets go of a staging slot that waits for more of a payload.
+    pub(crate) fn relinquish_input(&mut self, bell: &Arc<dyn Bell>) {
+        self.inlet.rest(bell);
+    }
+
     /// Gives back the staging slots of what waits for the socket.
     pub(crate) fn relinquish(&mut self) {
         let mut sent = self.sent;
         let staged = self.answers.iter_mut().filter_map(|answer| {
             let sent = std::mem::take(&mut sent);
             match answer {
-                Answer::Payload { staged, .. } => Some((staged.as_mut()?, sent)),
+                Answer::Payload { staged, .. } => Some((&mut **staged.as_mut()?, sent)),
                 _ => None,
             }
         });
@@ -439,7 +451,10 @@ impl Serve {
     pub(crate) fn plan(&self, spans: &mut Vec<Span>) {
         let (mut room, mut skip) = (MAX_CALL_BYTES, self.sent);
         for (i, answer) in self.answers.iter().enumerate() {
-            if room == 0 || spans.len() >= MAX_CALL_SPANS || !self.is_ready(i) {
+            if room == 0 || spans.len() >= MAX_CALL_SPANS {
+                return;
+            }
+            if (self.stages || !self.has_landed()) && !self.is_ready(i) {
                 return;
             }
             let len = answer.len();

@@ -19,6 +19,7 @@ __all__ = [
     "TransferOpcode",
     "Write",
     "__version__",
+    "doctor",
     "main",
 ]
 
@@ -256,3 +257,4 @@ class TransferEngine:
     def get_engine_ptr(self) -> int: ...
 
 def main(args: Sequence[str | PathLike[str]], rerun: Sequence[str | PathLike[str]]) -> int: ...
+def doctor(require: Sequence[str], move: bool) -> str: ...
