@@ -189,12 +189,16 @@ impl SendHalf {
     /// Takes an untouched request back.
     pub(super) fn take_back(&mut self, seq: u64) {
         self.queue.retain(|item| item.seq != seq);
+        if !self.queue.iter().any(|item| item.staged.is_some()) {
+            self.outlet.give_up_turn();
+        }
     }
 
     /// Nothing more will be sent; what was not sent is forgotten here.
     pub(super) fn shut(&mut self) {
         self.open = false;
         self.queue.clear();
+        self.outlet.give_up_turn();
     }
 
     /// All was sent, and nothing will follow.

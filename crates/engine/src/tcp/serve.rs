@@ -422,6 +422,7 @@ impl Serve {
             tracing::warn!("a READ is refused: {why}");
             // What was asked behind it is not answered: a refusal is the last word.
             self.answers.clear();
+            self.outlet.give_up_turn();
             (self.incoming, self.draining) = (None, Some(MAX_DRAIN));
             self.answers.push_back(Answer::Refused);
             return Ok(());
