@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use tensorferry_gpu::{Context, DeviceId, Discovery, Location, Memory, Settings};
 
 use crate::error::{Error, Result};
-use crate::staging::Stager;
+use crate::staging::{Bell, Stager};
 
 /// The GPU side of one engine: nothing, until memory of a device turns up.
 pub(crate) struct Devices {
     gpus: Discovery,
     /// Slots per ring, and bytes per slot.
     slots: (usize, usize),
+    /// Has an IO thread look for those who wait too long.
+    sweeper: Arc<dyn Bell>,
     stagers: RwLock<HashMap<DeviceId, Arc<Stager>>>,
     /// Set under the lock of `stagers`: no worker is started any more.
     closed: AtomicBool,
@@ -32,10 +34,11 @@ pub(crate) enum Place {
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 impl Devices {
-    pub(crate) fn new(settings: Settings, slots: (usize, usize)) -> Self {
+    pub(crate) fn new(settings: Settings, slots: (usize, usize), sweeper: Arc<dyn Bell>) -> Self {
         Self {
             gpus: Discovery::new(settings),
             slots,
+            sweeper,
             stagers: RwLock::default(),
             closed: AtomicBool::new(false),
         }
@@ -59,7 +62,7 @@ impl Devices {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
-        let stager = Stager::start(device, runtime, context, self.slots)?;
+        let stager = Stager::start(device, runtime, context, self.slots, &self.sweeper)?;
         stagers.insert(device, Arc::clone(&stager));
         Ok(stager)
     }
@@ -116,8 +119,9 @@ impl Devices {
         self.read().values().for_each(|stager| stager.revoke(addr));
     }
 
-    pub(crate) fn is_starving(&self, now: Instant, limit: Duration) -> bool {
-        self.read().values().any(|stager| stager.is_starving(now, limit))
+    /// As [`Stager::starving_since`], for all.
+    pub(crate) fn starving_since(&self) -> Option<Instant> {
+        self.read().values().filter_map(|stager| stager.starving_since()).min()
     }
 
     /// Ends all copies.

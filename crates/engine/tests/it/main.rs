@@ -13,6 +13,7 @@ mod gpu_done;
 mod gpu_kit;
 mod gpu_mixed;
 mod gpu_own;
+mod gpu_slow;
 mod life;
 mod load;
 mod local;
