@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tensorferry_gpu::{Context, DeviceId, Discovery, Location, Memory, Settings};
+use tensorferry_gpu::{Context, DeviceId, Discovery, GpuError, Location, Memory, Settings};
 
 use crate::error::{Error, Result};
+use crate::memory::check_mapped;
 use crate::staging::{Bell, Stager};
 
 /// The GPU side of one engine: nothing, until memory of a device turns up.
@@ -28,6 +29,11 @@ pub(crate) enum Place {
     Host,
     /// Memory that the device's copies reach, and the number of its allocation.
     Device(Arc<Stager>, Option<u64>),
+}
+
+/// Whether the library answers nothing any more, whatever it is asked.
+fn is_silent(error: &GpuError) -> bool {
+    error.is_sticky() || error.is_unloading()
 }
 
 /// How long closing waits for copies that hang.
@@ -72,7 +78,16 @@ impl Devices {
     /// # Errors
     /// The named device cannot be used; the range is in several allocations, or is not what it was said to be.
     pub(crate) fn place(&self, location: Location, addr: u64, len: u64) -> Result<Place> {
-        let memory = self.gpus.classify(location, addr, len)?;
+        let memory = match self.gpus.classify(location, addr, len) {
+            Err(error) if location == Location::Any && is_silent(&error) => {
+                // Nothing is known any more. What the host can touch moves all the same.
+                return match check_mapped(addr, len, false) {
+                    Ok(()) => Ok(Place::Host),
+                    Err(_) => Err(error.into()),
+                };
+            }
+            answer => answer?,
+        };
         let named = match location {
             Location::Device(device) => Some(device),
             Location::Any | Location::Cpu => None,

@@ -10,6 +10,7 @@ mod faults;
 mod gpu;
 mod gpu_counts;
 mod gpu_done;
+mod gpu_faults;
 mod gpu_kit;
 mod gpu_mixed;
 mod gpu_own;
