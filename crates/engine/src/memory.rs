@@ -230,7 +230,7 @@ struct Mapping {
 #[derive(Clone, Debug)]
 pub(crate) enum Lent {
     Host(#[expect(dead_code, reason = "kept alive, not looked at")] HostBuffer),
-    Device(#[expect(dead_code, reason = "kept alive, not looked at")] DeviceBuffer),
+    Device(DeviceBuffer),
 }
 
 impl From<HostBuffer> for Lent {

@@ -414,7 +414,7 @@ impl Done {
     }
 
     /// Settles those that wait for a copy which does not end. The copy may still touch their local memory, so the
-    /// pins of their batch stay.
+    /// pins of their batch stay, and what was lent by value.
     fn abandon(&self, device: DeviceId, which: impl Fn(&Hold) -> bool) {
         let mut abandoned = Vec::new();
         let mut keep = locked(&self.keep);
@@ -422,6 +422,7 @@ impl Done {
             match one {
                 Keep::Hold(hold) if which(&hold) => {
                     keep.extend(hold.pins().into_iter().map(Keep::Pin));
+                    keep.extend(hold.buffer().map(Keep::Buffer));
                     abandoned.push(hold);
                 }
                 other => keep.push(other),

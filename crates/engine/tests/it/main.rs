@@ -15,6 +15,7 @@ mod gpu_kit;
 mod gpu_mixed;
 mod gpu_own;
 mod gpu_slow;
+mod gpu_stuck;
 mod life;
 mod load;
 mod local;
