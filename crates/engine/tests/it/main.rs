@@ -16,6 +16,7 @@ mod gpu_mixed;
 mod gpu_own;
 mod gpu_slow;
 mod gpu_stuck;
+mod gpu_texts;
 mod life;
 mod load;
 mod local;
