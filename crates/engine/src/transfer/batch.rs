@@ -608,6 +608,7 @@ impl Slice {
     }
 
     /// The device that its local memory is on; `None`: a socket takes it.
+    #[inline]
     pub(crate) fn device(&self) -> Option<&Arc<Stager>> {
         if self.batch.devices.is_empty() {
             return None;
@@ -621,6 +622,13 @@ impl Slice {
     /// Keeps the entry from being settled while a copy of it is in progress.
     pub(crate) fn hold(&self) -> Hold {
         Hold::on(&self.batch, self.entry)
+    }
+
+    /// What it asks for: the part of its request.
+    pub(crate) fn request(&self) -> Request {
+        let entry = &self.batch.entries[self.entry as usize];
+        let (local, remote) = (entry.local + self.offset, entry.remote + self.offset);
+        Request { op: entry.op, local, remote, len: self.len }
     }
 
     pub(crate) fn op(&self) -> Op {
