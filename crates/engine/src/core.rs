@@ -90,7 +90,7 @@ impl Core {
         mailboxes: Vec<Arc<Mailbox>>,
     ) -> Result<Self> {
         let slots = (config.staging_slots, config.staging_slot_bytes);
-        let devices = Devices::new(config.gpu.clone(), slots);
+        let devices = Devices::new(config.gpu.clone(), slots, Arc::clone(&mailboxes[0]) as _);
         let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
         Ok(Self {
             config,

@@ -1,6 +1,6 @@
 //! What users hold: [`Engine`] and [`Segment`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -618,14 +618,15 @@ fn locate(core: &Core, requests: &[Request]) -> Result<(Vec<Pin>, Places)> {
 
 /// Refuses device memory that was freed since it was registered, and whose address may be somebody else's now.
 fn check_allocations(pins: &[Pin]) -> Result<()> {
-    let mut checked = 0;
+    // Buffers that take turns in a batch are pinned again and again, and asked about once.
+    let mut checked = HashSet::new();
     for pin in pins {
         let (Some((BufferInfo { addr, len }, number)), Some(device)) =
             (pin.allocation(), pin.device())
         else {
             continue;
         };
-        if addr == std::mem::replace(&mut checked, addr) {
+        if !checked.insert(addr) {
             continue;
         }
         // A library that cannot tell is no reason to refuse.

@@ -95,7 +95,12 @@ impl Local {
             if batch.request(entry).len > 0 {
                 let slice = Slice::whole(&batch, entry);
                 let verdict = self.copy(&slice);
+                let stopped = matches!(verdict, Err(Cause::Stopped { .. }));
                 slice.settle(verdict);
+                if stopped {
+                    // A device may still be copying; an IO thread gives that up if it does not end.
+                    self.core.mailboxes[0].post(Command::Sweep);
+                }
             }
         }
         locked(&self.work).running.retain(|b| !Arc::ptr_eq(b, &batch));

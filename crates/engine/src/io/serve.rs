@@ -143,8 +143,11 @@ impl Reactor {
     /// The peer will send nothing more; what it asked for before is still answered.
     fn serve_end(&mut self, conn: &mut Conn) -> Result<bool, Fault> {
         conn.readable = false;
-        conn.serve().ended = true;
-        let serve = &conn.serve().serve;
+        let bell = conn.bell.clone();
+        let ServeConn { serve, ended, .. } = conn.serve();
+        *ended = true;
+        // A payload that has stopped in the middle does not go on.
+        serve.relinquish_input(&bell);
         if serve.wants_output() || !serve.has_landed() { Ok(true) } else { Err(Fault::End) }
     }
 

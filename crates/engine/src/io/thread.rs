@@ -133,6 +133,13 @@ struct ConnBell {
     rung: AtomicBool,
 }
 
+/// Wakes the thread to look for what is due.
+impl Bell for Mailbox {
+    fn ring(&self) {
+        self.post(Command::Sweep);
+    }
+}
+
 impl Bell for ConnBell {
     fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
@@ -651,9 +658,13 @@ impl Reactor {
         if let Some(at) = self.core.devices.sweep(self.now) {
             self.sweep_by(at);
         }
-        if self.core.devices.is_starving(self.now, STARVED) {
-            self.core.broadcast(|| Command::Relinquish);
-            self.sweep_by(self.now + STARVED);
+        if let Some(since) = self.core.devices.starving_since() {
+            // A slot may have come back since this sweep was thought of, and have gone to somebody else.
+            let due = since + STARVED <= self.now;
+            if due {
+                self.core.broadcast(|| Command::Relinquish);
+            }
+            self.sweep_by(if due { self.now } else { since } + STARVED);
         }
         let peers: Vec<_> = self.peers.values().cloned().collect();
         for peer in &peers {

@@ -154,12 +154,17 @@ impl Stager {
     /// # Errors
     /// There are none; none came before `until`.
     pub(crate) fn slot_by(&self, way: Way, until: Instant) -> Result<Arc<Loan>> {
-        let (bell, mut turn) = (Alarm::here(), None);
+        let (bell, mut turn, mut waits) = (Alarm::here(), None, false);
         loop {
             match self.slot(way, &mut turn, &bell).map_err(|why| (*why).clone())? {
                 Taken::Slot(loan) => return Ok(Arc::new(loan)),
-                Taken::Wait => park_until(until)
-                    .ok_or(Error::DeviceStuck { subject: None, device: self.device() })?,
+                Taken::Wait => {
+                    if !std::mem::replace(&mut waits, true) {
+                        self.wait_for_slot();
+                    }
+                    park_until(until)
+                        .ok_or(Error::DeviceStuck { subject: None, device: self.device() })?;
+                }
             }
         }
     }

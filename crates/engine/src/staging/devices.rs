@@ -5,16 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tensorferry_gpu::{Context, DeviceId, Discovery, Location, Memory, Settings};
+use tensorferry_gpu::{Context, DeviceId, Discovery, GpuError, Location, Memory, Settings};
 
 use crate::error::{Error, Result};
-use crate::staging::Stager;
+use crate::memory::check_mapped;
+use crate::staging::{Bell, Stager};
 
 /// The GPU side of one engine: nothing, until memory of a device turns up.
 pub(crate) struct Devices {
     gpus: Discovery,
     /// Slots per ring, and bytes per slot.
     slots: (usize, usize),
+    /// Has an IO thread look for those who wait too long.
+    sweeper: Arc<dyn Bell>,
     stagers: RwLock<HashMap<DeviceId, Arc<Stager>>>,
     /// Set under the lock of `stagers`: no worker is started any more.
     closed: AtomicBool,
@@ -28,14 +31,20 @@ pub(crate) enum Place {
     Device(Arc<Stager>, Option<u64>),
 }
 
+/// Whether the library answers nothing any more, whatever it is asked.
+fn is_silent(error: &GpuError) -> bool {
+    error.is_sticky() || error.is_unloading()
+}
+
 /// How long closing waits for copies that hang.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 impl Devices {
-    pub(crate) fn new(settings: Settings, slots: (usize, usize)) -> Self {
+    pub(crate) fn new(settings: Settings, slots: (usize, usize), sweeper: Arc<dyn Bell>) -> Self {
         Self {
             gpus: Discovery::new(settings),
             slots,
+            sweeper,
             stagers: RwLock::default(),
             closed: AtomicBool::new(false),
         }
@@ -59,7 +68,7 @@ impl Devices {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
-        let stager = Stager::start(device, runtime, context, self.slots)?;
+        let stager = Stager::start(device, runtime, context, self.slots, &self.sweeper)?;
         stagers.insert(device, Arc::clone(&stager));
         Ok(stager)
     }
@@ -69,7 +78,16 @@ impl Devices {
     /// # Errors
     /// The named device cannot be used; the range is in several allocations, or is not what it was said to be.
     pub(crate) fn place(&self, location: Location, addr: u64, len: u64) -> Result<Place> {
-        let memory = self.gpus.classify(location, addr, len)?;
+        let memory = match self.gpus.classify(location, addr, len) {
+            Err(error) if location == Location::Any && is_silent(&error) => {
+                // Nothing is known any more. What the host can touch moves all the same.
+                return match check_mapped(addr, len, false) {
+                    Ok(()) => Ok(Place::Host),
+                    Err(_) => Err(error.into()),
+                };
+            }
+            answer => answer?,
+        };
         let named = match location {
             Location::Device(device) => Some(device),
             Location::Any | Location::Cpu => None,
@@ -116,8 +134,9 @@ impl Devices {
         self.read().values().for_each(|stager| stager.revoke(addr));
     }
 
-    pub(crate) fn is_starving(&self, now: Instant, limit: Duration) -> bool {
-        self.read().values().any(|stager| stager.is_starving(now, limit))
+    /// As [`Stager::starving_since`], for all.
+    pub(crate) fn starving_since(&self) -> Option<Instant> {
+        self.read().values().filter_map(|stager| stager.starving_since()).min()
     }
 
     /// Ends all copies.

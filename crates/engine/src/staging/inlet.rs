@@ -154,6 +154,21 @@ impl Inlet {
         }
     }
 
+    /// Forgets what was received and not copied: the request that it is of has ended, or is made anew.
+    pub(crate) fn forget(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        for keep in open.keep {
+            if let Keep::Hold(hold) = keep {
+                hold.settle(Ok(()));
+            }
+        }
+    }
+
+    /// Nothing is to land any more: the place in the line for a slot is given up.
+    pub(crate) fn give_up_turn(&mut self) {
+        self.turn = None;
+    }
+
     /// Has what was received copied, and lets the slot go to whoever needs it.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
         self.flush(bell);

@@ -186,6 +186,11 @@ impl Outlet {
         }
     }
 
+    /// Nothing is to be read ahead any more: the place in the line for a slot is given up.
+    pub(crate) fn give_up_turn(&mut self) {
+        self.turn = None;
+    }
+
     /// Gives every slot back that only waits to be sent.
     pub(crate) fn relinquish<'a>(
         &mut self,

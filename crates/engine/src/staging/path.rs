@@ -150,11 +150,16 @@ impl<'a> DevicePath<'a> {
     }
 
     fn slot(&self, device: &Stager, way: Way) -> Result<Arc<Loan>, PathError> {
-        let (bell, mut turn) = (Alarm::here(), None);
+        let (bell, mut turn, mut waits) = (Alarm::here(), None, false);
         loop {
             match device.slot(way, &mut turn, &bell).map_err(PathError::Device)? {
                 Taken::Slot(loan) => return Ok(Arc::new(loan)),
-                Taken::Wait => self.park()?,
+                Taken::Wait => {
+                    if !std::mem::replace(&mut waits, true) {
+                        device.wait_for_slot();
+                    }
+                    self.park()?;
+                }
             }
         }
     }

@@ -156,10 +156,9 @@ impl Ring {
         Ok(Taken::Wait)
     }
 
-    /// Whether somebody has waited for `limit` while no slot came back.
-    pub(crate) fn is_starving(&self, now: Instant, limit: Duration) -> bool {
-        let since = self.lock().starving_since;
-        since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
+    /// Since when somebody waits and no slot has come back.
+    pub(crate) fn starving_since(&self) -> Option<Instant> {
+        self.lock().starving_since
     }
 
     fn loan(self: &Arc<Self>, addr: u64) -> Loan {

@@ -76,6 +76,7 @@ pub(crate) struct Stager {
     to_host: Arc<Ring>,
     to_device: Arc<Ring>,
     slots: usize,
+    sweeper: Arc<dyn Bell>,
     orders: Mutex<Orders>,
     called: Condvar,
     /// Jobs that were given to the worker and have not ended.
@@ -110,6 +111,7 @@ impl Stager {
         runtime: Arc<dyn GpuRuntime>,
         context: Context,
         (slots, slot_bytes): (usize, usize),
+        sweeper: &Arc<dyn Bell>,
     ) -> Result<Arc<Self>> {
         let stager = Arc::new(Self {
             device,
@@ -117,6 +119,7 @@ impl Stager {
             to_host: Ring::new(slot_bytes),
             to_device: Ring::new(slot_bytes),
             slots,
+            sweeper: Arc::clone(sweeper),
             orders: Mutex::default(),
             called: Condvar::new(),
             live: Mutex::default(),
@@ -175,6 +178,11 @@ impl Stager {
             self.order(Order::Open(way));
         }
         ring.take(turn, bell)
+    }
+
+    /// A thread that is not an IO thread waits for a slot: an IO thread sees to it that others do not sit on theirs.
+    pub(crate) fn wait_for_slot(&self) {
+        self.sweeper.ring();
     }
 
     /// Waits until the worker is in the device's context and has pinned both rings.
@@ -320,9 +328,9 @@ impl Stager {
         }
     }
 
-    /// Whether somebody has waited too long for a slot.
-    pub(crate) fn is_starving(&self, now: Instant, limit: Duration) -> bool {
-        self.to_host.is_starving(now, limit) || self.to_device.is_starving(now, limit)
+    /// Since when somebody waits for a slot and none has come back.
+    pub(crate) fn starving_since(&self) -> Option<Instant> {
+        self.to_host.starving_since().into_iter().chain(self.to_device.starving_since()).min()
     }
 
     /// Ends the worker. No copy is in progress when this returns; but one that hangs, whose buffers stay pinned.

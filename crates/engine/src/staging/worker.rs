@@ -41,9 +41,11 @@ pub(crate) struct Task {
 /// A task that the device works on.
 struct Flight {
     task: Task,
-    /// `None`: nothing is in progress, it failed at once.
+    /// `None`: it could not be recorded. What had been submitted goes on, so that is tried again.
     event: Option<Event>,
     fault: Option<Fault>,
+    /// Since when the device does not say whether it has ended.
+    doubted: Option<Instant>,
 }
 
 struct Worker<'a> {
@@ -207,7 +209,8 @@ impl Worker<'_> {
                 None
             }
         };
-        self.lines[index(task.way)].flights.push_back(Flight { task, event, fault });
+        let flight = Flight { task, event, fault, doubted: None };
+        self.lines[index(flight.task.way)].flights.push_back(flight);
     }
 
     fn copy(&self, way: Way, copy: Copy, stream: Stream) -> Result<(), GpuError> {
@@ -243,19 +246,11 @@ impl Worker<'_> {
     /// Ends the tasks whose copies are complete; whether there was one.
     fn look(&mut self) -> bool {
         let mut any = false;
-        for line in &mut self.lines {
-            while let Some(flight) = line.flights.front() {
-                // SAFETY: the event is ours and alive.
-                let asked =
-                    flight.event.map_or(Ok(true), |e| unsafe { self.runtime.query_event(e) });
-                let fault = match asked {
-                    Ok(false) => break,
-                    Ok(true) => None,
-                    // What is asked for is not known any more: the device has given up.
-                    Err(error) => Some(Arc::new(Error::from(error))),
-                };
-                let flight = line.flights.pop_front().expect("it was looked at");
-                self.events.extend(flight.event);
+        for line in 0..self.lines.len() {
+            while let Some(ended) = self.first_ended(line) {
+                let flight = self.lines[line].flights.pop_front().expect("it was looked at");
+                self.events.extend(flight.event.filter(|_| ended.is_ok()));
+                let fault = ended.err().map(|error| Arc::new(Error::from(error)));
                 self.stager.end(flight.task, flight.fault.or(fault));
                 any = true;
             }
@@ -269,6 +264,41 @@ impl Worker<'_> {
             !open
         });
         any
+    }
+
+    /// Whether the first task of a line has ended; `None`: not yet. An error: the device has given up.
+    fn first_ended(&mut self, line: usize) -> Option<Result<(), GpuError>> {
+        let event = self.lines[line].flights.front()?.event;
+        let asked = match event {
+            // SAFETY: the event is ours and alive.
+            Some(event) => unsafe { self.runtime.query_event(event) },
+            None => self.record_first(line).map(|()| false),
+        };
+        match asked {
+            Ok(done) => done.then_some(Ok(())),
+            Err(error) => {
+                let flight = self.lines[line].flights.front_mut()?;
+                let since = *flight.doubted.get_or_insert_with(Instant::now);
+                // A device that answers nothing any more copies nothing. Any other answer is no news of the copies,
+                // which may still use their slot, and is believed only if it is repeated.
+                let silent = error.is_sticky() || error.is_unloading();
+                (silent || since.elapsed() > LAST_WAIT).then_some(Err(error))
+            }
+        }
+    }
+
+    /// Marks the end of a line's first task, or a later one, which is as good.
+    fn record_first(&mut self, line: usize) -> Result<(), GpuError> {
+        let event = self.event()?;
+        let stream = self.lines[line].stream.expect("a task was put on it");
+        // SAFETY: both are ours and alive.
+        let recorded = unsafe { self.runtime.record_event(event, stream.handle()) };
+        if let Some(flight) = self.lines[line].flights.front_mut().filter(|_| recorded.is_ok()) {
+            flight.event = Some(event);
+        } else {
+            self.events.push(event);
+        }
+        recorded
     }
 
     /// Gives everything back; but not what a copy that hangs may still touch, and nothing at all to a library

@@ -395,7 +395,7 @@ impl Lane {
         requeue: &mut Vec<Slice>,
     ) -> Option<Instant> {
         self.take_over(half);
-        let mut next = None;
+        let (mut next, mut any) = (None, false);
         let mut at = 0;
         while at < self.flights.len() {
             let Some(slice) = &self.flights[at].slice else {
@@ -409,6 +409,10 @@ impl Lane {
                 continue;
             };
             at += usize::from(!self.abandon(at, stop, half, requeue));
+            any = true;
+        }
+        if any && !self.flights.iter().any(|f| f.staged && f.slice.is_some()) {
+            self.inlet.give_up_turn();
         }
         self.limit_discard();
         next
@@ -423,6 +427,10 @@ impl Lane {
         requeue: &mut Vec<Slice>,
     ) -> bool {
         let Flight { seq, op, .. } = self.flights[at];
+        if at == 0 {
+            // A payload may have stopped arriving in the middle.
+            self.inlet.forget();
+        }
         let slice = self.flights[at].slice.take().expect("the caller looked");
         let (sent, gone) = (half.touched(seq), half.gone(seq));
         let stage = if sent { "its answer had not come" } else { "it had not been sent" };
@@ -478,6 +486,7 @@ impl Lane {
         requeue: &mut Vec<Slice>,
     ) {
         self.take_over(half);
+        self.inlet.forget();
         self.retire("its connection ended");
         let refusal = matches!(ending, Ending::Refusal);
         for mut flight in self.flights.drain(..) {

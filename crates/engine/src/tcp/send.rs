@@ -214,6 +214,9 @@ impl SendHalf {
     pub(super) fn take_back(&mut self, seq: u64) {
         self.queue.retain(|item| item.seq != seq);
         self.staged.retain(|staged| staged.seq != seq);
+        if self.staged.is_empty() {
+            self.outlet.give_up_turn();
+        }
     }
 
     /// Nothing more will be sent; what was not sent is forgotten here.
@@ -221,6 +224,7 @@ impl SendHalf {
         self.open = false;
         self.queue.clear();
         self.staged.clear();
+        self.outlet.give_up_turn();
     }
 
     /// All was sent, and nothing will follow.

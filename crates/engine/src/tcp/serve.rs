@@ -431,6 +431,7 @@ impl Serve {
         // What was asked behind it is not answered: a refusal is the last word.
         self.answers.clear();
         self.staged.clear();
+        self.outlet.give_up_turn();
         (self.incoming, self.draining) = (None, Some(MAX_DRAIN));
         self.answers.push_back(Answer::Refused);
         Ok(())

@@ -231,17 +231,29 @@ impl BatchInner {
     /// Settles a part of `entry`; the last one of the last entry ends the batch.
     pub(crate) fn settle(self: &Arc<Self>, entry: u32, verdict: std::result::Result<(), Cause>) {
         let left = &self.entries[entry as usize].left;
-        if let Err(cause) = verdict
-            && left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0
-        {
-            let elapsed = self.started.elapsed();
-            locked(&self.failures).push(Failure { entry, cause, elapsed });
+        if let Err(cause) = verdict {
+            self.note_failure(entry, cause);
         }
         // AcqRel: each part releases its bytes, and the last part acquires those of all others.
         let before = left.fetch_sub(1, Ordering::AcqRel) & !ENTRY_FAILED;
         debug_assert!(before > 0, "a slice is settled once");
         if before == 1 {
             self.entry_settled();
+        }
+    }
+
+    #[cold]
+    fn note_failure(&self, entry: u32, cause: Cause) {
+        let failure = Failure { entry, cause, elapsed: self.started.elapsed() };
+        let mut failures = locked(&self.failures);
+        let left = &self.entries[entry as usize].left;
+        if left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0 {
+            failures.push(failure);
+        } else if let Cause::DeviceStuck(_) = failure.cause
+            && let Some(known) = failures.iter_mut().find(|known| known.entry == entry)
+        {
+            // Whatever was told before: the caller has to know that the memory may still be touched.
+            *known = failure;
         }
     }
 

@@ -9,10 +9,11 @@ use tensorferry::{
 };
 use tensorferry_simgpu::{Control, install, library};
 
-use crate::common::{engine, pattern, within};
+use crate::common::{engine, ms, within};
+use crate::gpu_kit::text;
 
-const MIB: usize = 1 << 20;
-const SLOT: usize = MIB;
+pub(crate) const MIB: usize = 1 << 20;
+pub(crate) const SLOT: usize = MIB;
 
 /// A simulated library, loaded as a framework would have it.
 pub(crate) struct Sim {
@@ -85,20 +86,6 @@ impl Buffer {
         }
     }
 
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        match self {
-            Self::Host(buffer) => buffer.write(offset, bytes),
-            Self::Device(buffer) => buffer.write(offset, bytes).unwrap(),
-        }
-    }
-
-    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        match self {
-            Self::Host(buffer) => buffer.read(offset, len),
-            Self::Device(buffer) => buffer.read(offset, len).unwrap(),
-        }
-    }
-
     pub(crate) fn request(&self, op: Op, offset: usize, remote: u64, len: usize) -> OwnedRequest {
         match self {
             Self::Host(buffer) => buffer.request(op, offset, remote, len).unwrap(),
@@ -107,55 +94,74 @@ impl Buffer {
     }
 }
 
-/// Two engines with a buffer each, and what is between them.
-pub(crate) struct Ends {
-    pub(crate) _target: Engine,
-    pub(crate) remote: Buffer,
-    pub(crate) _initiator: Engine,
-    pub(crate) local: Buffer,
-    pub(crate) segment: Segment,
+const SIZES: [usize; 8] = [1, 511, 512, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 7, 256 * MIB];
+
+/// A buffer of each kind at both ends.
+struct Matrix<'a> {
+    sim: &'a Sim,
+    _target: Engine,
+    segment: Segment,
+    local: [Buffer; 2],
+    remote: [Buffer; 2],
 }
 
-impl Ends {
-    /// `devices` are those of the initiator and of the target; `None` is the host.
-    pub(crate) fn new(config: &Config, devices: [Option<DeviceId>; 2], len: usize) -> Self {
-        let target = engine(config.clone());
-        let remote = Buffer::on(&target, devices[1], len);
-        remote.register(&target);
-        let initiator = engine(config.clone());
-        let local = Buffer::on(&initiator, devices[0], len);
+impl<'a> Matrix<'a> {
+    fn new(sim: &'a Sim) -> Self {
+        let (target, initiator) = (engine(sim.config()), engine(sim.config()));
+        let both = |engine: &Engine| {
+            [None, Some(sim.device(1))].map(|device| Buffer::on(engine, device, 256 * MIB + 1))
+        };
+        let (local, remote) = (both(&initiator), both(&target));
+        remote.iter().for_each(|buffer| buffer.register(&target));
         let segment = initiator.open(target.name()).unwrap();
-        Self { _target: target, remote, _initiator: initiator, local, segment }
+        Self { sim, _target: target, segment, local, remote }
     }
 
     /// Moves the first `len` bytes, and checks them and the byte behind them.
-    pub(crate) fn check(&self, op: Op, len: usize, seed: u64) {
-        let bytes = pattern(len, seed);
-        let (from, to) = match op {
-            Op::Write => (&self.local, &self.remote),
-            Op::Read => (&self.remote, &self.local),
-        };
-        from.write(0, &bytes);
-        to.write(len, &[0xa5]);
-        let request = self.local.request(op, 0, self.remote.addr(), len);
-        let options = within(std::time::Duration::from_secs(30));
-        self.segment.submit_owned(&[request], options).unwrap().wait().unwrap();
-        assert!(to.read(0, len) == bytes, "{op:?} of {len} bytes");
-        assert_eq!(to.read(len, 1), [0xa5], "{op:?} of {len} bytes wrote one more");
+    fn check(&self, op: Op, (local, remote): (&Buffer, &Buffer), len: usize, seed: usize) {
+        let bytes = text(len, seed);
+        let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };
+        self.put(from, 0, bytes);
+        self.put(to, len, &[0xa5]);
+        let request = local.request(op, 0, remote.addr(), len);
+        self.segment.submit_owned(&[request], within(ms(30_000))).unwrap().wait().unwrap();
+        let mut piece = vec![0; MIB];
+        for (i, right) in bytes.chunks(MIB).enumerate() {
+            let got = &mut piece[..right.len()];
+            self.get(to, i * MIB, got);
+            assert!(got == right, "{op:?} of {len} bytes, after {i} MiB");
+        }
+        let mut behind = [0];
+        self.get(to, len, &mut behind);
+        assert_eq!(behind, [0xa5], "{op:?} of {len} bytes wrote one more");
+    }
+
+    fn put(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) {
+        match buffer {
+            Buffer::Host(buffer) => buffer.write(offset, bytes),
+            Buffer::Device(buffer) => {
+                self.sim.control.write(buffer.addr() + offset as u64, bytes).unwrap();
+            }
+        }
+    }
+
+    fn get(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) {
+        match buffer {
+            Buffer::Host(buffer) => buffer.read_into(offset, bytes),
+            Buffer::Device(buffer) => {
+                self.sim.control.read(buffer.addr() + offset as u64, bytes).unwrap();
+            }
+        }
     }
 }
 
-const SIZES: [usize; 8] = [1, 511, 512, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 7, 256 * MIB];
-
 fn every_pairing_and_size(sim: &Sim) {
-    let (device, config) = (sim.device(1), sim.config());
-    for devices in
-        [[Some(device), Some(device)], [Some(device), None], [None, Some(device)], [None, None]]
-    {
-        let ends = Ends::new(&config, devices, 256 * MIB + 1);
-        for (i, len) in SIZES.into_iter().enumerate() {
-            for op in [Op::Write, Op::Read] {
-                ends.check(op, len, 2 * i as u64 + u64::from(op == Op::Read));
+    let matrix = Matrix::new(sim);
+    for local in &matrix.local {
+        for remote in &matrix.remote {
+            for (i, len) in SIZES.into_iter().enumerate() {
+                matrix.check(Op::Write, (local, remote), len, 2 * i);
+                matrix.check(Op::Read, (local, remote), len, 2 * i + 1);
             }
         }
     }
