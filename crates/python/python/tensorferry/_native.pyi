@@ -8,28 +8,16 @@ from typing_extensions import disjoint_base
 __all__ = [
     "InnerTransferEngine",
     "Read",
-    "SUPPORT_CUDA",
-    "SUPPORT_EFA",
-    "SUPPORT_HIP",
-    "SUPPORT_INTRA_NVLINK",
-    "SUPPORT_MNNVL",
-    "SUPPORT_MUSA",
     "TransferEngine",
     "TransferNotify",
     "TransferOpcode",
     "Write",
     "__version__",
     "main",
+    "supports",
 ]
 
 __version__: Final[str]
-
-SUPPORT_CUDA: Final[bool]
-SUPPORT_EFA: Final[bool]
-SUPPORT_HIP: Final[bool]
-SUPPORT_INTRA_NVLINK: Final[bool]
-SUPPORT_MNNVL: Final[bool]
-SUPPORT_MUSA: Final[bool]
 
 Read: Final[TransferOpcode]
 Write: Final[TransferOpcode]
@@ -256,3 +244,4 @@ class TransferEngine:
     def get_engine_ptr(self) -> int: ...
 
 def main(args: Sequence[str | PathLike[str]], rerun: Sequence[str | PathLike[str]]) -> int: ...
+def supports(vendor: _Text, /) -> bool: ...
