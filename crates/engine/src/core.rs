@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use tensorferry_gpu::Discovery;
 use tensorferry_wire::{
     BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, Notification, SegmentDescriptor,
 };
@@ -17,6 +16,7 @@ use crate::io::{Command, Descriptors, Mailbox, Pool};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
+use crate::staging::Devices;
 use crate::sync::locked;
 
 pub(crate) struct Core {
@@ -28,7 +28,7 @@ pub(crate) struct Core {
     pub(crate) data_port: u16,
     pub(crate) copy_mode: CopyMode,
     pub(crate) registry: Registry,
-    pub(crate) gpus: Discovery,
+    pub(crate) devices: Devices,
     pub(crate) metrics: Metrics,
     pub(crate) pool: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
@@ -89,7 +89,8 @@ impl Core {
         addresses: Addresses,
         mailboxes: Vec<Arc<Mailbox>>,
     ) -> Result<Self> {
-        let gpus = Discovery::new(config.gpu.clone());
+        let slots = (config.staging_slots, config.staging_slot_bytes);
+        let devices = Devices::new(config.gpu.clone(), slots);
         let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
         Ok(Self {
             config,
@@ -99,7 +100,7 @@ impl Core {
             data_port: addresses.data_port,
             copy_mode,
             registry: Registry::new(),
-            gpus,
+            devices,
             metrics: Metrics::default(),
             pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             mailboxes,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tensorferry_gpu::Discovery;
+use tensorferry_gpu::{DeviceId, Discovery, Location};
 use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{DEFAULT_SEND_LIMIT, Notification};
 
@@ -16,12 +16,14 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::{Command, IoThread, prepare};
 use crate::local::Local;
-use crate::memory::{HostBuffer, OwnedRequest, check_mapped};
+use crate::memory::{HostBuffer, Lent, OwnedRequest, check_mapped};
 use crate::metrics::Stats;
 use crate::peer::Peer;
-use crate::registry::{Access, BufferInfo, Pin, RegisterOptions, Registry, check_range};
+use crate::registry::{Access, BufferInfo, Pin, Range, RegisterOptions, check_range};
+use crate::staging::{DeviceBuffer, Place, order};
 use crate::transfer::{
-    Batch, BatchInner, BatchTable, FOREVER, Held, OnFull, Owner, Request, Stop, SubmitOptions,
+    Batch, BatchInner, BatchTable, FOREVER, Held, OnFull, Order, Owner, Places, Request, Stop,
+    SubmitOptions,
 };
 
 /// A transfer engine: registered memory that peers can reach, and a way to reach theirs.
@@ -124,10 +126,11 @@ impl Engine {
     ///
     /// # Errors
     /// Null address, zero length, a range that wraps; [`Error::Unmapped`]; [`Error::Overlap`] with another
-    /// buffer.
+    /// buffer; [`Error::WrongLocation`]; [`Error::Gpu`]: the device that it is on cannot be used, and why.
     ///
     /// # Safety
-    /// The range is host memory, mapped and writable (readable suffices for `Access::ReadOnly`) until `unregister` for it has returned.
+    /// The range is host memory, mapped and writable (readable suffices for `Access::ReadOnly`), or memory of a device
+    /// that this process has allocated, until `unregister` for it has returned.
     #[expect(unsafe_code, reason = "the caller promises what `# Safety` asks for")]
     pub unsafe fn register(&self, addr: u64, len: u64, options: &RegisterOptions) -> Result<()> {
         self.register_ranges(&[(addr, len)], options, None)
@@ -154,7 +157,33 @@ impl Engine {
     /// # Errors
     /// As [`Engine::register`].
     pub fn register_buffer(&self, buffer: &HostBuffer, options: &RegisterOptions) -> Result<()> {
-        self.register_ranges(&[(buffer.addr(), buffer.len() as u64)], options, Some(buffer))
+        let options = RegisterOptions { location: Location::Cpu, ..*options };
+        let lent = Some(buffer.clone().into());
+        self.register_ranges(&[(buffer.addr(), buffer.len() as u64)], &options, lent)
+    }
+
+    /// Allocates `len` bytes of memory on a device, which can be lent without `unsafe`. For programs that have no
+    /// framework which does it; the first such call of a process makes its context on the device.
+    ///
+    /// # Errors
+    /// A length of zero; a device that cannot be used, and why; what its library refused.
+    pub fn device_buffer(&self, device: DeviceId, len: usize) -> Result<DeviceBuffer> {
+        self.inner.core.check_usable()?;
+        DeviceBuffer::new(&self.inner.core.devices, device, len)
+    }
+
+    /// Registers a buffer that the engine keeps alive until it is unregistered.
+    ///
+    /// # Errors
+    /// As [`Engine::register`].
+    pub fn register_device_buffer(
+        &self,
+        buffer: &DeviceBuffer,
+        options: &RegisterOptions,
+    ) -> Result<()> {
+        let options = RegisterOptions { location: Location::Device(buffer.device()), ..*options };
+        let lent = Some(buffer.clone().into());
+        self.register_ranges(&[(buffer.addr(), buffer.len() as u64)], &options, lent)
     }
 
     /// Ends what `register` began: when this returns, no peer and no thread of the engine touches the buffer.
@@ -173,6 +202,7 @@ impl Engine {
         let core = &self.inner.core;
         core.check_usable()?;
         core.registry.unregister(addrs, |buffer| {
+            core.devices.revoke(buffer.addr);
             core.broadcast(|| Command::Revoke(buffer));
             self.inner.local.revoke(buffer);
         })
@@ -269,7 +299,7 @@ impl Engine {
     /// The GPU libraries of this process, as far as this engine has looked.
     #[must_use]
     pub fn gpus(&self) -> &Discovery {
-        &self.inner.core.gpus
+        self.inner.core.devices.gpus()
     }
 
     /// Whether `close` was called.
@@ -282,17 +312,19 @@ impl Engine {
         &self,
         ranges: &[(u64, u64)],
         options: &RegisterOptions,
-        lent: Option<&HostBuffer>,
+        lent: Option<Lent>,
     ) -> Result<()> {
-        self.inner.core.check_usable()?;
-        let ranges: Vec<_> = ranges
-            .iter()
-            .map(|&(addr, len)| {
-                let range = BufferInfo { addr, len };
-                Ok((range, check_memory(range, options.access)?))
-            })
-            .collect::<Result<_>>()?;
-        self.inner.core.registry.register(&ranges, options.repeat, lent)
+        let core = &self.inner.core;
+        core.check_usable()?;
+        let find = |&(addr, len): &(u64, u64)| find(core, BufferInfo { addr, len }, options);
+        let ranges: Vec<Range> = ranges.iter().map(find).collect::<Result<_>>()?;
+        let mut devices: Vec<_> = ranges.iter().filter_map(|range| range.device.as_ref()).collect();
+        devices.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        for device in devices {
+            // What a device needs is made now, so that the first transfer neither waits nor fails for it.
+            device.ready().map_err(|why| (*why).clone())?;
+        }
+        core.registry.register(ranges, options.repeat, lent)
     }
 
     fn segment_of(&self, target: Target) -> Segment {
@@ -370,7 +402,7 @@ impl Segment {
     fn start(
         &self,
         requests: Vec<Request>,
-        buffers: Vec<HostBuffer>,
+        buffers: Vec<Lent>,
         options: SubmitOptions,
     ) -> Result<Batch> {
         let core = &self.engine.inner.core;
@@ -385,25 +417,60 @@ impl Segment {
             OnFull::WaitFor(time) => Some(deadline.min(started + time.min(FOREVER))),
             OnFull::Refuse => None,
         };
+        let (pins, places) = locate(core, &requests)?;
         match &self.target {
             Target::Local(local) => local.reserve(requests.len(), wait_until)?,
             Target::Peer(peer) => peer.reserve(requests.len(), wait_until)?,
         }
-        let held = Held { pins: pin_all(&core.registry, &requests), buffers };
-        let owner: Arc<dyn Owner> = match &self.target {
-            Target::Local(local) => Arc::clone(local) as _,
-            Target::Peer(peer) => Arc::clone(peer) as _,
+        let order = |stream| order(&core.devices, stream, places.devices());
+        let mut pending = match options.stream.map(order).transpose() {
+            Ok(pending) => pending,
+            Err(error) => {
+                self.target.release(requests.len());
+                return Err(error);
+            }
         };
-        let times = (started, deadline);
-        let inner = BatchInner::new(owner, requests, held, options.notification, times);
+        let word = pending.as_mut().and_then(|pending| pending.word.take());
+        let (held, notification) = (Held { pins, buffers }, options.notification);
+        let order = Order { requests, held, places, notification, started, deadline, word };
+        let inner = BatchInner::new(self.target.owner(), order);
         core.metrics.batches_submitted.add(1);
         let batch = Batch { inner: Arc::clone(&inner) };
-        match &self.target {
+        match pending {
             _ if inner.is_settled() => inner.all_settled(),
-            Target::Local(local) => local.submit(inner),
-            Target::Peer(peer) => peer.submit(inner),
+            None => self.target.submit(inner),
+            Some(pending) => {
+                let target = self.target.clone();
+                pending.start(&inner, move |batch| target.submit(batch))?;
+                // Somebody has to keep the deadline of a batch that nobody has begun.
+                core.mailboxes[0].post(Command::Sweep);
+            }
         }
         Ok(batch)
+    }
+}
+
+impl Target {
+    fn owner(&self) -> Arc<dyn Owner> {
+        match self {
+            Self::Local(local) => Arc::clone(local) as _,
+            Self::Peer(peer) => Arc::clone(peer) as _,
+        }
+    }
+
+    fn submit(&self, batch: Arc<BatchInner>) {
+        match self {
+            Self::Local(local) => local.submit(batch),
+            Self::Peer(peer) => peer.submit(batch),
+        }
+    }
+
+    /// Gives back what was reserved for a batch that does not come.
+    fn release(&self, requests: usize) {
+        match self {
+            Self::Local(local) => local.release(requests),
+            Self::Peer(peer) => peer.release(requests),
+        }
     }
 }
 
@@ -430,6 +497,7 @@ impl Inner {
             thread.join();
         }
         self.local.close();
+        core.devices.close();
         core.pool.close(POOL_PATIENCE);
         for peer in self.peers.read().unwrap_or_else(PoisonError::into_inner).values() {
             peer.stop_all(Stop::Closed);
@@ -455,20 +523,33 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Refuses memory that is not there; returns the access that peers get.
-fn check_memory(range: BufferInfo, access: Access) -> Result<Access> {
-    let BufferInfo { addr, len } = range;
+/// Finds out what a range is that is to be registered. Refuses memory that is not there.
+fn find(core: &Core, info: BufferInfo, options: &RegisterOptions) -> Result<Range> {
+    let BufferInfo { addr, len } = info;
     check_range(addr, len)?;
-    let unmapped = |at, readable| Error::Unmapped { addr, len, at, readable };
+    if let Place::Device(device, allocation) = core.devices.place(options.location, addr, len)? {
+        let access = match options.access {
+            Access::AsMapped => Access::ReadWrite,
+            access => access,
+        };
+        return Ok(Range { info, access, device: Some(device), allocation });
+    }
+    let unmapped = |at, readable| Error::Unmapped {
+        addr,
+        len,
+        at,
+        readable,
+        gpus: if readable { String::new() } else { core.devices.report() },
+    };
     check_mapped(addr, len, false).map_err(|at| unmapped(at, false))?;
-    match (access, check_mapped(addr, len, true)) {
+    match (options.access, check_mapped(addr, len, true)) {
         (Access::ReadWrite, Err(at)) => Err(unmapped(at, true)),
         (Access::AsMapped, Err(_)) => {
             tracing::info!("[{addr:#x}, +{len}) is not writable: peers may READ it only");
-            Ok(Access::ReadOnly)
+            Ok(Range::host(info, Access::ReadOnly))
         }
-        (Access::AsMapped, Ok(())) => Ok(Access::ReadWrite),
-        (access, _) => Ok(access),
+        (Access::AsMapped, Ok(())) => Ok(Range::host(info, Access::ReadWrite)),
+        (access, _) => Ok(Range::host(info, access)),
     }
 }
 
@@ -507,15 +588,54 @@ fn check_requests(requests: &[Request]) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Pins each registered buffer that a local range touches.
-fn pin_all(registry: &Registry, requests: &[Request]) -> Vec<Pin> {
-    let mut pins: Vec<Pin> = Vec::new();
-    for r in requests.iter().filter(|r| r.len > 0) {
+/// Pins each registered buffer that a local range touches, and finds out which device each range is on. Only memory
+/// that is not registered has to be asked about.
+fn locate(core: &Core, requests: &[Request]) -> Result<(Vec<Pin>, Places)> {
+    let (mut pins, mut places) = (Vec::<Pin>::new(), Places::default());
+    let mut any_gpu = None;
+    for (i, &Request { local, len, .. }) in requests.iter().enumerate() {
+        if len == 0 {
+            places.push(None, i)?;
+            continue;
+        }
         // Requests tend to stay in one buffer. Buffers that take turns are pinned again and again; that
         // costs little and is right.
-        if pins.last().is_none_or(|pin| !pin.contains(r.local, r.len)) {
-            registry.pin_touched(r.local, r.len, &mut pins);
+        if pins.last().is_none_or(|pin| !pin.contains(local, len)) {
+            core.registry.pin_touched(local, len, &mut pins);
+        }
+        match pins.last().filter(|pin| pin.contains(local, len)) {
+            Some(pin) => places.push(pin.device(), i)?,
+            None if *any_gpu.get_or_insert_with(|| core.devices.is_any_in_use()) => {
+                match core.devices.place(Location::Any, local, len)? {
+                    Place::Host => places.push(None, i)?,
+                    Place::Device(device, _) => places.push(Some(&device), i)?,
+                }
+            }
+            None => places.push(None, i)?,
         }
     }
-    pins
+    if !places.devices().is_empty() {
+        check_allocations(&pins)?;
+    }
+    Ok((pins, places))
+}
+
+/// Refuses device memory that was freed since it was registered, and whose address may be somebody else's now.
+fn check_allocations(pins: &[Pin]) -> Result<()> {
+    let mut checked = 0;
+    for pin in pins {
+        let (Some((BufferInfo { addr, len }, number)), Some(device)) =
+            (pin.allocation(), pin.device())
+        else {
+            continue;
+        };
+        if addr == std::mem::replace(&mut checked, addr) {
+            continue;
+        }
+        // A library that cannot tell is no reason to refuse.
+        if device.runtime().buffer_id(addr).is_ok_and(|now| now != Some(number)) {
+            return Err(Error::Reallocated { addr, len });
+        }
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tensorferry_gpu::{DeviceId, GpuError};
 use tensorferry_metadata::{MetadataError, PortRange};
 use tensorferry_wire::{Op, WireError};
 
@@ -82,9 +83,9 @@ pub enum Error {
     },
     /// Memory that this process cannot reach was to be registered.
     #[error(
-        "[{addr:#x}, +{len}) cannot be registered: the byte at {at:#x} is not {}; check the address and \
-         length, and that the memory is host memory: this version moves no GPU memory",
-        if *readable { "writable (register it with Access::ReadOnly)" } else { "mapped" }
+        "[{addr:#x}, +{len}) cannot be registered: the byte at {at:#x} is not {}{}",
+        if *readable { "writable (register it with Access::ReadOnly)" } else { "mapped for the CPU" },
+        Advice(gpus)
     )]
     Unmapped {
         /// Start of the range.
@@ -95,6 +96,74 @@ pub enum Error {
         at: u64,
         /// The range can be read, but not written.
         readable: bool,
+        /// Which GPU libraries were looked for, and what each answered; empty if that does not matter.
+        gpus: String,
+    },
+    /// Registered memory was freed, and its address belongs to another allocation now.
+    #[error(
+        "the registered buffer [{addr:#x}, +{len}) was freed, and another allocation of the device has its address; \
+         unregister it, then register the new memory"
+    )]
+    Reallocated {
+        /// Start of the registered buffer.
+        addr: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// Memory is not where the caller said it is.
+    #[error(
+        "[{addr:#x}, +{len}) was said to be on {named}, and is {found}; name that, or let the engine find out \
+         (Location::Any, \"*\")"
+    )]
+    WrongLocation {
+        /// Start of the range.
+        addr: u64,
+        /// Length of the range in bytes.
+        len: u64,
+        /// What the caller said.
+        named: String,
+        /// What it is.
+        found: String,
+    },
+    /// A GPU library refused something.
+    #[error(transparent)]
+    Gpu(#[from] Box<GpuError>),
+    /// A copy from or to device memory failed.
+    #[error("{subject}: {why}; the content of the destination is undefined")]
+    DeviceCopy {
+        /// Which request.
+        subject: Box<Subject>,
+        /// What the library said, and what to do.
+        why: String,
+    },
+    /// A copy on a device does not end.
+    #[error(
+        "{}a copy on {device} does not end; its buffers stay registered, and may be read or written until it does; \
+         look for a kernel or a driver that hangs, and end the process",
+        subject.as_ref().map_or(String::new(), |subject| format!("{subject}: "))
+    )]
+    DeviceStuck {
+        /// Which request, if it was one.
+        subject: Option<Box<Subject>>,
+        /// The device.
+        device: DeviceId,
+    },
+    /// The driver of a device did not answer in time.
+    #[error("the driver of {device} does not answer; look for what keeps it busy, and try again")]
+    NoDeviceAnswer {
+        /// The device.
+        device: DeviceId,
+    },
+    /// A graph capture is recording the stream that a transfer was to be ordered with.
+    #[error(
+        "stream {stream:#x} of {device} is being captured into a graph, which cannot hold a transfer; submit it \
+         before or after the capture"
+    )]
+    StreamCaptured {
+        /// The stream, as the library knows it.
+        stream: u64,
+        /// Its device.
+        device: DeviceId,
     },
     /// No buffer is registered at exactly this address.
     #[error(
@@ -163,12 +232,13 @@ pub enum Error {
     /// The kernel could not touch the local memory of the request.
     #[error(
         "{subject}: bad local address (EFAULT): {:#x} is not mapped for this process's CPU, wholly or in \
-         part; check the address and length{}", subject.local,
-         ", and that the memory is host memory: this version moves no GPU memory"
+         part{}", subject.local, Advice(gpus)
     )]
     BadLocalAddress {
         /// Which request.
         subject: Box<Subject>,
+        /// Which GPU libraries were looked for, and what each answered.
+        gpus: String,
     },
     /// The deadline passed.
     #[error(
@@ -290,6 +360,30 @@ pub enum Error {
     },
 }
 
+impl From<GpuError> for Error {
+    fn from(error: GpuError) -> Self {
+        Self::Gpu(Box::new(error))
+    }
+}
+
+/// What to do about an address that the CPU cannot touch.
+struct Advice<'a>(&'a str);
+
+impl fmt::Display for Advice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("; check the address and length")?;
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let what = "and no GPU library that this process uses knows it";
+        write!(
+            f,
+            ", {what}: {}; if it is memory of a GPU, name the device (such as cuda:0)",
+            self.0
+        )
+    }
+}
+
 impl Error {
     /// A number for programs, C and metric labels; a number is never used twice.
     #[must_use]
@@ -321,6 +415,13 @@ impl Error {
             Self::ForkedProcess { .. } => 24,
             Self::Io { .. } => 25,
             Self::Unmapped { .. } => 26,
+            Self::Gpu(_) => 27,
+            Self::DeviceCopy { .. } => 28,
+            Self::DeviceStuck { .. } => 29,
+            Self::NoDeviceAnswer { .. } => 30,
+            Self::WrongLocation { .. } => 31,
+            Self::Reallocated { .. } => 32,
+            Self::StreamCaptured { .. } => 33,
         }
     }
 
@@ -336,6 +437,7 @@ impl Error {
                 | Self::NotifyFailed { .. }
                 | Self::Busy { .. }
                 | Self::StillInUse { .. }
+                | Self::NoDeviceAnswer { .. }
         )
     }
 

@@ -37,6 +37,7 @@ mod memory;
 mod metrics;
 mod peer;
 mod registry;
+mod staging;
 mod sync;
 mod tcp;
 mod transfer;
@@ -55,6 +56,7 @@ pub use error::{Error, Result, Subject};
 pub use memory::{HostBuffer, OwnedRequest};
 pub use metrics::Stats;
 pub use registry::{Access, BufferInfo, RegisterOptions, Repeat};
+pub use staging::DeviceBuffer;
 pub use tensorferry_metadata::{
     MetadataError, MetadataServer, P2P_HANDSHAKE, PortRange, SegmentName,
 };

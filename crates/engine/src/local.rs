@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::io::{Command, Pool};
 use crate::memory::{CopyMode, copy_within};
 use crate::registry::BufferInfo;
+use crate::staging::{DevicePath, PathError};
 use crate::sync::locked;
 use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
@@ -54,6 +55,11 @@ impl Local {
     /// Reserves room for a batch of so many requests.
     pub(crate) fn reserve(&self, requests: usize, wait_until: Option<Instant>) -> Result<()> {
         self.core.reserve(&self.core.name, &self.queued, requests, wait_until)
+    }
+
+    /// Gives back what was reserved.
+    pub(crate) fn release(&self, requests: usize) {
+        self.core.release(&self.queued, requests);
     }
 
     pub(crate) fn submit(self: &Arc<Self>, batch: Arc<BatchInner>) {
@@ -102,18 +108,39 @@ impl Local {
         let by_hand = slice.batch.pins_range(local, len, op == Op::Read);
         let mode = if by_hand { self.core.copy_mode } else { CopyMode::Kernel };
         let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };
-        let pieces = len.div_ceil(PIECE);
+        let devices = DevicePath::of(slice, &pin, (from, to), [mode, self.core.copy_mode]);
+        let most = devices.as_ref().map_or(PIECE, DevicePath::most);
+        let pieces = len.div_ceil(most);
         for i in 0..pieces {
             if let Some(stop) = slice.batch.stop_at(Instant::now()) {
                 return Err(Cause::Stopped { stop, stage: COPYING, sent: i > 0 });
             }
             // Back to front if the destination is behind the source, so that overlap does no harm.
-            let at = if to > from { pieces - 1 - i } else { i } * PIECE;
-            let piece = PIECE.min(len - at);
-            copy_within(&pin, (from + at, to + at, piece), mode).map_err(why)?;
+            let at = if to > from { pieces - 1 - i } else { i } * most;
+            let piece = most.min(len - at);
+            match &devices {
+                Some(path) => path.copy(at, piece).map_err(|error| self.why(error, i > 0))?,
+                None => copy_within(&pin, (from + at, to + at, piece), mode)
+                    .map_err(|error| self.why(PathError::Host(error), i > 0))?,
+            }
         }
         self.core.metrics.bytes_copied_locally.add(len);
         Ok(())
+    }
+
+    #[cold]
+    fn why(&self, error: PathError, sent: bool) -> Cause {
+        match error {
+            PathError::Host(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                Cause::BadAddress(self.core.devices.report().into())
+            }
+            PathError::Host(error) => {
+                let what = "copying memory that is not registered (process_vm_writev); register it";
+                Cause::Whole(Arc::new(Error::io(what, error)))
+            }
+            PathError::Device(why) => Cause::Device(why),
+            PathError::Stopped(stop) => Cause::Stopped { stop, stage: COPYING, sent },
+        }
     }
 
     /// Settles what waits and is to stop; returns the next deadline of what is left.
@@ -176,14 +203,6 @@ fn give_up(batch: &Arc<BatchInner>) {
     }
 }
 
-fn why(error: std::io::Error) -> Cause {
-    if error.raw_os_error() == Some(libc::EFAULT) {
-        return Cause::BadAddress;
-    }
-    let what = "copying memory that is not registered (process_vm_writev); register it";
-    Cause::Whole(Arc::new(Error::io(what, error)))
-}
-
 impl Owner for Local {
     fn peer(&self) -> &Arc<str> {
         &self.core.name
@@ -200,7 +219,7 @@ impl Owner for Local {
     }
 
     fn finished(&self, batch: &BatchInner) {
-        self.core.release(&self.queued, batch.len());
+        self.release(batch.len());
         batch.count(&self.core.metrics);
     }
 

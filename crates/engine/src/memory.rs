@@ -14,6 +14,7 @@ use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
 use crate::registry::Pin;
+use crate::staging::{DeviceBuffer, Loan};
 use crate::transfer::Request;
 
 /// A piece of memory for the kernel to read or write: a number and a length, nothing is promised.
@@ -73,6 +74,54 @@ pub(crate) fn copy_in(pin: &Pin, addr: u64, bytes: &[u8], mode: CopyMode) -> io:
             Ok(())
         }
         CopyMode::Kernel => kernel_copy(Span::of(bytes), Span { addr, len: bytes.len() }),
+    }
+}
+
+/// Copies `bytes` into a slot, `at` bytes behind its start.
+pub(crate) fn fill_slot(slot: &Loan, at: u64, bytes: &[u8]) {
+    assert!(at + bytes.len() as u64 <= slot.len(), "the slot has room");
+    // SAFETY: pinned memory of the engine's own, which `slot` lends to the caller; no copy or call uses these bytes
+    // of it now.
+    unsafe {
+        ptr::copy_nonoverlapping(bytes.as_ptr(), ptr_to(slot.addr() + at), bytes.len());
+    };
+}
+
+/// Copies `bytes.len()` bytes out of a slot, from `at` bytes behind its start on.
+pub(crate) fn empty_slot(slot: &Loan, at: u64, bytes: &mut [u8]) {
+    assert!(at + bytes.len() as u64 <= slot.len(), "the slot has so many bytes");
+    // SAFETY: as in `fill_slot`.
+    unsafe {
+        ptr::copy_nonoverlapping(ptr_to(slot.addr() + at), bytes.as_mut_ptr(), bytes.len());
+    };
+}
+
+/// Copies from one slot to another.
+pub(crate) fn copy_slots(from: &Loan, to: &Loan, len: usize) {
+    assert!(len as u64 <= from.len().min(to.len()), "both slots have so many bytes");
+    // SAFETY: as in `fill_slot`, for both; two slots do not overlap.
+    unsafe { ptr::copy_nonoverlapping(ptr_to(from.addr()), ptr_to(to.addr()), len) };
+}
+
+/// Copies host memory of this process to a slot (`Write`), or a slot to host memory (`Read`). `mode` is `Direct` only
+/// if a pin covers that memory, and it is writable if it is written.
+pub(crate) fn copy_slot(
+    slot: &Loan,
+    addr: u64,
+    len: usize,
+    op: Op,
+    mode: CopyMode,
+) -> io::Result<()> {
+    assert!(len as u64 <= slot.len(), "the slot has so many bytes");
+    let (slot, memory) = (Span { addr: slot.addr(), len }, Span { addr, len });
+    let (from, to) = if op == Op::Write { (memory, slot) } else { (slot, memory) };
+    match mode {
+        CopyMode::Kernel => kernel_copy(from, to),
+        CopyMode::Direct => {
+            // SAFETY: as in `fill_slot` for the slot, and as in `copy_within` for the memory.
+            unsafe { ptr::copy_nonoverlapping(ptr_to(from.addr), ptr_to(to.addr), len) };
+            Ok(())
+        }
     }
 }
 
@@ -177,11 +226,36 @@ struct Mapping {
     len: usize,
 }
 
-/// A request whose local memory is a [`HostBuffer`].
+/// Memory that the engine keeps alive while it uses it.
+#[derive(Clone, Debug)]
+pub(crate) enum Lent {
+    Host(#[expect(dead_code, reason = "kept alive, not looked at")] HostBuffer),
+    Device(#[expect(dead_code, reason = "kept alive, not looked at")] DeviceBuffer),
+}
+
+impl From<HostBuffer> for Lent {
+    fn from(buffer: HostBuffer) -> Self {
+        Self::Host(buffer)
+    }
+}
+
+impl From<DeviceBuffer> for Lent {
+    fn from(buffer: DeviceBuffer) -> Self {
+        Self::Device(buffer)
+    }
+}
+
+/// A request whose local memory is a [`HostBuffer`] or a [`DeviceBuffer`].
 #[derive(Clone, Debug)]
 pub struct OwnedRequest {
     pub(crate) request: Request,
-    pub(crate) buffer: HostBuffer,
+    pub(crate) buffer: Lent,
+}
+
+impl OwnedRequest {
+    pub(crate) fn new(op: Op, local: u64, remote: u64, len: u64, buffer: impl Into<Lent>) -> Self {
+        Self { request: Request { op, local, remote, len }, buffer: buffer.into() }
+    }
 }
 
 impl HostBuffer {
@@ -261,8 +335,7 @@ impl HostBuffer {
             )));
         }
         let local = self.map.addr + offset as u64;
-        let request = Request { op, local, remote, len: len as u64 };
-        Ok(OwnedRequest { request, buffer: self.clone() })
+        Ok(OwnedRequest::new(op, local, remote, len as u64, self.clone()))
     }
 
     fn check(&self, offset: usize, len: usize) {
@@ -292,13 +365,15 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{Access, BufferInfo};
+    use crate::registry::{Access, BufferInfo, Range};
 
     fn registered(buffer: &HostBuffer) -> Pin {
         let registry = crate::registry::Registry::new();
         let range = BufferInfo { addr: buffer.addr(), len: buffer.len() as u64 };
-        let ranges = [(range, Access::ReadWrite)];
-        registry.register(&ranges, Default::default(), Some(buffer)).unwrap();
+        let lent = Some(buffer.clone().into());
+        registry
+            .register(vec![Range::host(range, Access::ReadWrite)], Default::default(), lent)
+            .unwrap();
         registry.find(Op::Write, range.addr, range.len).unwrap()
     }
 

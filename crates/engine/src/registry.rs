@@ -10,7 +10,8 @@ use tensorferry_gpu::Location;
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
-use crate::memory::HostBuffer;
+use crate::memory::Lent;
+use crate::staging::Stager;
 
 /// What peers may do with a buffer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -57,6 +58,22 @@ pub struct BufferInfo {
     pub len: u64,
 }
 
+/// What is to be registered: a range, and what was found out about it.
+pub(crate) struct Range {
+    pub(crate) info: BufferInfo,
+    pub(crate) access: Access,
+    /// The device whose memory it is.
+    pub(crate) device: Option<Arc<Stager>>,
+    /// The number of the allocation, where the device has such numbers.
+    pub(crate) allocation: Option<u64>,
+}
+
+impl Range {
+    pub(crate) fn host(info: BufferInfo, access: Access) -> Self {
+        Self { info, access, device: None, allocation: None }
+    }
+}
+
 /// Registered buffers by address. They do not overlap.
 pub(crate) struct Registry {
     buffers: RwLock<BTreeMap<u64, Arc<Buffer>>>,
@@ -70,6 +87,8 @@ pub(crate) struct Buffer {
     addr: u64,
     len: u64,
     access: Access,
+    device: Option<Arc<Stager>>,
+    allocation: Option<u64>,
     /// Which registration this is: an address that is registered again gets another epoch.
     epoch: u64,
     /// How often it is registered; changed under the registry's write lock only.
@@ -78,7 +97,7 @@ pub(crate) struct Buffer {
     pins: AtomicU64,
     unpinned: (Mutex<()>, Condvar),
     /// Kept while it is registered.
-    lent: Mutex<Option<HostBuffer>>,
+    lent: Mutex<Option<Lent>>,
 }
 
 const CLOSED: u64 = 1 << 63;
@@ -149,9 +168,31 @@ impl Pin {
         self.buffer.contains(addr, len)
     }
 
+    /// Whether a part of the range is inside the pinned buffer.
+    pub(crate) fn touches(&self, addr: u64, len: u64) -> bool {
+        addr < self.buffer.addr + self.buffer.len && self.buffer.addr < addr + len
+    }
+
     /// Whether user space may write the buffer: it was seen to be writable when it was registered.
     pub(crate) fn is_writable(&self) -> bool {
         self.buffer.access == Access::ReadWrite
+    }
+
+    /// The device whose memory it is; `None`: a socket takes it.
+    pub(crate) fn device(&self) -> Option<&Arc<Stager>> {
+        self.buffer.device.as_ref()
+    }
+
+    /// The buffer, and the number that its allocation had when it was registered.
+    pub(crate) fn allocation(&self) -> Option<(BufferInfo, u64)> {
+        Some((self.buffer.info(), self.buffer.allocation?))
+    }
+
+    /// Another promise of the same. It is given also after `unregister` has begun, which waits for this pin anyway.
+    pub(crate) fn again(&self) -> Self {
+        // Relaxed: this pin keeps the count from falling to nothing meanwhile.
+        self.buffer.pins.fetch_add(1, Ordering::Relaxed);
+        Self { buffer: Arc::clone(&self.buffer) }
     }
 
     /// Remembers the buffer without a promise.
@@ -192,18 +233,19 @@ impl Registry {
     /// Registers all of the ranges, which [`check_range`] has found good, or none.
     pub(crate) fn register(
         &self,
-        ranges: &[(BufferInfo, Access)],
+        ranges: Vec<Range>,
         repeat: Repeat,
-        lent: Option<&HostBuffer>,
+        lent: Option<Lent>,
     ) -> Result<()> {
         let mut buffers = self.write();
-        for (done, &(range, access)) in ranges.iter().enumerate() {
-            if let Err(error) = self.add(&mut buffers, range, access, repeat, lent) {
-                for &(BufferInfo { addr, .. }, _) in &ranges[..done] {
-                    undo(&mut buffers, addr);
-                }
+        let mut done = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let addr = range.info.addr;
+            if let Err(error) = self.add(&mut buffers, range, repeat, &lent) {
+                done.into_iter().for_each(|addr| undo(&mut buffers, addr));
                 return Err(error);
             }
+            done.push(addr);
         }
         self.version.fetch_add(1, Ordering::Release);
         Ok(())
@@ -212,13 +254,18 @@ impl Registry {
     fn add(
         &self,
         buffers: &mut BTreeMap<u64, Arc<Buffer>>,
-        BufferInfo { addr, len }: BufferInfo,
-        access: Access,
+        range: Range,
         repeat: Repeat,
-        lent: Option<&HostBuffer>,
+        lent: &Option<Lent>,
     ) -> Result<()> {
+        let Range { info: BufferInfo { addr, len }, access, device, allocation } = range;
         let before = buffers.range(..addr + len).next_back();
         if let Some((_, other)) = before.filter(|(_, b)| b.addr + b.len > addr) {
+            if other.allocation.is_some() && allocation.is_some() && other.allocation != allocation
+            {
+                let BufferInfo { addr, len } = other.info();
+                return Err(Error::Reallocated { addr, len });
+            }
             let same = (other.addr, other.len, other.access) == (addr, len, access)
                 && other.pins.load(Ordering::Relaxed) & CLOSED == 0;
             if same && repeat == Repeat::Counted {
@@ -231,11 +278,13 @@ impl Registry {
             addr,
             len,
             access,
+            device,
+            allocation,
             epoch: self.next_epoch.fetch_add(1, Ordering::Relaxed),
             repeats: AtomicU32::new(1),
             pins: AtomicU64::new(0),
             unpinned: Default::default(),
-            lent: Mutex::new(lent.cloned()),
+            lent: Mutex::new(lent.clone()),
         };
         buffers.insert(addr, Arc::new(buffer));
         Ok(())
@@ -403,9 +452,8 @@ mod tests {
     }
 
     fn add_with(r: &Registry, ranges: &[(u64, u64)], access: Access, repeat: Repeat) -> Result<()> {
-        let ranges: Vec<_> =
-            ranges.iter().map(|&(addr, len)| (BufferInfo { addr, len }, access)).collect();
-        r.register(&ranges, repeat, None)
+        let range = |&(addr, len): &(u64, u64)| Range::host(BufferInfo { addr, len }, access);
+        r.register(ranges.iter().map(range).collect(), repeat, None)
     }
 
     #[test]

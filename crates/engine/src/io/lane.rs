@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use mio::Token;
 use tensorferry_wire::WireError;
 
+use crate::core::Core;
 use crate::io::Socket;
-use crate::io::thread::{Conn, Fate, Reactor, Scratch};
+use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
 use crate::peer::{Peer, Route};
+use crate::staging::Ahead;
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
@@ -144,8 +146,8 @@ impl Reactor {
         }
         for _ in 0..ROUNDS {
             let pulled = self.pull(conn.lane());
-            let sent = send(conn, &mut self.scratch);
-            let received = receive(conn, &mut self.scratch);
+            let sent = self.send(conn);
+            let received = self.receive(conn);
             let peer = Arc::clone(&conn.lane().peer);
             peer.requeue(&mut self.scratch.requeue);
             match (sent, received) {
@@ -227,104 +229,139 @@ impl Reactor {
         }
         true
     }
-}
 
-/// Sends until the socket is full or nothing is left.
-fn send(conn: &mut Conn, scratch: &mut Scratch) -> Step {
-    let writable = conn.writable;
-    let socket = conn.socket.clone();
-    let lane = conn.lane();
-    let Ok(mut half) = lane.half.try_lock() else { return Step::Blocked };
-    let mut step = Step::Blocked;
-    let mut max_spans = MAX_CALL_SPANS;
-    let mut full = !writable;
-    while half.wants() && !full && lane.broken.is_none() {
-        scratch.spans.clear();
-        half.plan(max_spans, &mut scratch.spans);
-        match socket.send(&scratch.spans) {
-            Ok(n) => {
-                half.sent(n);
-                (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
-            }
-            Err(e) => match (e.kind(), e.raw_os_error()) {
-                (io::ErrorKind::WouldBlock, _) => full = true,
-                (io::ErrorKind::Interrupted, _) => {}
-                // One of many pieces is bad; alone it shows itself.
-                (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
-                (_, Some(libc::EFAULT)) => {
-                    lane.lane.bad_address_sending(&mut half, &mut scratch.requeue);
-                    (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
-                }
-                // What the peer said before it hung up is still to be read.
-                _ => lane.broken = Some(e.to_string()),
-            },
-        }
-    }
-    if !lane.half_closed && (half.is_shut() || lane.lane.wants_half_close(&half)) {
-        half.end();
-        socket.half_close();
-        lane.half_closed = true;
-    }
-    let broken = lane.broken.is_some();
-    drop(half);
-    conn.writable = !full;
-    conn.readable |= broken;
-    step
-}
-
-/// Receives until nothing is there or nothing is owed.
-fn receive(conn: &mut Conn, scratch: &mut Scratch) -> Step {
-    if !conn.readable {
-        return Step::Blocked;
-    }
-    let socket = conn.socket.clone();
-    let discard = Span::of_mut(&mut scratch.receive);
-    let mut step = Step::Blocked;
-    let mut max_spans = MAX_CALL_SPANS;
-    for _ in 0..ROUNDS {
-        scratch.spans.clear();
+    /// Sends until the socket is full or nothing is left.
+    fn send(&mut self, conn: &mut Conn) -> Step {
+        let (writable, bell, socket) = (conn.writable, conn.bell.clone(), conn.socket.clone());
         let lane = conn.lane();
-        let users = lane.lane.plan(discard, max_spans, &mut scratch.spans);
-        let planned: usize = scratch.spans.iter().map(|s| s.len).sum();
-        match receive_planned(&socket, &scratch.spans) {
-            Ok(0) => return ended(conn),
-            Ok(n) => {
-                step = Step::Progress;
-                max_spans = MAX_CALL_SPANS;
-                // Not `try_lock`: what has arrived must be accounted for.
-                let fault = lane.lane.received(n, &locked(&lane.half)).err();
-                if let Some(fault) = fault {
-                    lane.end = match fault {
-                        LaneFault::Refused => End::Refused,
-                        LaneFault::Wire(e) => End::Violation(Arc::new(e)),
-                    };
-                    return Step::Over;
-                }
-                // A short count means that the socket is empty, unless a bad address cut it short.
-                if n < planned && !users && !conn.read_closed {
-                    conn.readable = false;
-                    return step;
-                }
+        let half = Arc::clone(&lane.half);
+        let Ok(mut half) = half.try_lock() else { return Step::Blocked };
+        let mut step = Step::Blocked;
+        let mut max_spans = MAX_CALL_SPANS;
+        let mut full = !writable;
+        while half.wants() && !full && lane.broken.is_none() {
+            if half.ask(&bell) == Ahead::Starved {
+                self.sweep_by(self.now + STARVED);
             }
-            Err(e) => match (e.kind(), e.raw_os_error()) {
-                (io::ErrorKind::WouldBlock, _) => {
-                    conn.readable = false;
-                    return step;
-                }
-                (io::ErrorKind::Interrupted, _) => {}
-                (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
-                (_, Some(libc::EFAULT)) => {
-                    lane.lane.bad_address_receiving();
+            if let Some(why) = half.fault() {
+                let requeue = &mut self.scratch.requeue;
+                lane.lane.cannot_send(Cause::Device(why), &mut half, requeue);
+                step = Step::Progress;
+                continue;
+            }
+            self.scratch.spans.clear();
+            half.plan(max_spans, &mut self.scratch.spans);
+            if self.scratch.spans.is_empty() {
+                // Copies from a device have to come first; their bell will ring.
+                break;
+            }
+            match socket.send(&self.scratch.spans) {
+                Ok(n) => {
+                    half.sent(n);
                     (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
                 }
-                _ => {
-                    lane.end = End::Lost(lane.broken.take().unwrap_or_else(|| e.to_string()));
-                    return Step::Over;
-                }
-            },
+                Err(e) => match (e.kind(), e.raw_os_error()) {
+                    (io::ErrorKind::WouldBlock, _) => full = true,
+                    (io::ErrorKind::Interrupted, _) => {}
+                    // One of many pieces is bad; alone it shows itself.
+                    (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
+                    (_, Some(libc::EFAULT)) => {
+                        let why = bad_address(&self.core);
+                        lane.lane.cannot_send(why, &mut half, &mut self.scratch.requeue);
+                        (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
+                    }
+                    // What the peer said before it hung up is still to be read.
+                    _ => lane.broken = Some(e.to_string()),
+                },
+            }
         }
+        if !lane.half_closed && (half.is_shut() || lane.lane.wants_half_close(&half)) {
+            half.end();
+            socket.half_close();
+            lane.half_closed = true;
+        }
+        let broken = lane.broken.is_some();
+        drop(half);
+        conn.writable = !full;
+        conn.readable |= broken;
+        step
     }
-    step
+
+    /// Receives until nothing is there or nothing is owed.
+    fn receive(&mut self, conn: &mut Conn) -> Step {
+        if !conn.readable {
+            return Step::Blocked;
+        }
+        let step = self.receive_some(conn);
+        if !conn.readable {
+            let bell = conn.bell.clone();
+            conn.lane().lane.rest(&bell);
+        }
+        step
+    }
+
+    fn receive_some(&mut self, conn: &mut Conn) -> Step {
+        let (socket, bell) = (conn.socket.clone(), conn.bell.clone());
+        let discard = Span::of_mut(&mut self.scratch.receive);
+        let mut step = Step::Blocked;
+        let mut max_spans = MAX_CALL_SPANS;
+        for _ in 0..ROUNDS {
+            self.scratch.spans.clear();
+            let lane = conn.lane();
+            let spans = &mut self.scratch.spans;
+            let planned = lane.lane.plan(discard, max_spans, spans, &bell);
+            let wanted: usize = spans.iter().map(|s| s.len).sum();
+            if planned.starved {
+                self.sweep_by(self.now + STARVED);
+            }
+            if wanted == 0 {
+                return step;
+            }
+            match receive_planned(&socket, &self.scratch.spans) {
+                Ok(0) => return ended(conn),
+                Ok(n) => {
+                    step = Step::Progress;
+                    max_spans = MAX_CALL_SPANS;
+                    // Not `try_lock`: what has arrived must be accounted for.
+                    let fault = lane.lane.received(n, &locked(&lane.half), &bell).err();
+                    if let Some(fault) = fault {
+                        lane.end = match fault {
+                            LaneFault::Refused => End::Refused,
+                            LaneFault::Wire(e) => End::Violation(Arc::new(e)),
+                        };
+                        return Step::Over;
+                    }
+                    // A short count means that the socket is empty, unless a bad address cut it short.
+                    if n < wanted && !planned.users && !conn.read_closed {
+                        conn.readable = false;
+                        return step;
+                    }
+                }
+                Err(e) => match (e.kind(), e.raw_os_error()) {
+                    (io::ErrorKind::WouldBlock, _) => {
+                        conn.readable = false;
+                        return step;
+                    }
+                    (io::ErrorKind::Interrupted, _) => {}
+                    (_, Some(libc::EFAULT)) if max_spans > 1 => max_spans = 1,
+                    (_, Some(libc::EFAULT)) => {
+                        lane.lane.cannot_receive(bad_address(&self.core));
+                        (step, max_spans) = (Step::Progress, MAX_CALL_SPANS);
+                    }
+                    _ => {
+                        lane.end = End::Lost(lane.broken.take().unwrap_or_else(|| e.to_string()));
+                        return Step::Over;
+                    }
+                },
+            }
+        }
+        step
+    }
+}
+
+#[cold]
+fn bad_address(core: &Core) -> Cause {
+    Cause::BadAddress(core.devices.report().into())
 }
 
 fn receive_planned(socket: &Socket, spans: &[Span]) -> io::Result<usize> {
@@ -392,6 +429,11 @@ impl LaneConn {
 
     pub(super) fn revoke(&self, addr: u64) {
         self.lane.revoke(addr);
+    }
+
+    /// Gives back the staging slots of what waits for the socket.
+    pub(super) fn relinquish(&self) {
+        locked(&self.half).relinquish();
     }
 
     /// Settles everything in flight, for the end of the engine.

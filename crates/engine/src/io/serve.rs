@@ -2,12 +2,14 @@
 #![expect(unsafe_code, reason = "receiving into memory that users have registered")]
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::io::thread::{Conn, Fate, Reactor};
+use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
 use crate::metrics::Metrics;
-use crate::tcp::{Serve, ServeFault, Served};
+use crate::staging::{Ahead, Bell};
+use crate::tcp::{Direct, Rules, Serve, ServeFault, Served};
 
 pub(crate) struct ServeConn {
     serve: Serve,
@@ -29,6 +31,9 @@ impl Reactor {
         let mut served = Served::default();
         let fate = self.serve_rounds(conn, &mut served);
         count(&served, &self.core.metrics);
+        if conn.serve().serve.is_starved() {
+            self.sweep_by(self.now + STARVED);
+        }
         if served != Served::default() {
             // The clock runs over one header, or one refusal, not over a busy connection.
             conn.set_due(None);
@@ -45,6 +50,13 @@ impl Reactor {
     }
 
     fn serve_rounds(&mut self, conn: &mut Conn, served: &mut Served) -> Fate {
+        if conn.serve().serve.is_starved() {
+            let bell = conn.bell.clone();
+            let resumed = conn.serve().serve.resume(&self.rules(&bell), served);
+            if let Err(fault) = resumed {
+                return self.end_serving(conn, &Fault::Serve(fault));
+            }
+        }
         for _ in 0..ROUNDS {
             // Answers of one pass leave together, so sending comes when nothing more is to be read now.
             let input = conn.readable && conn.serve().serve.wants_input();
@@ -67,6 +79,15 @@ impl Reactor {
             Fault::End => {}
             Fault::Serve(ServeFault::RefusedV1) => conn.socket.reset_on_close(),
             Fault::Serve(e) => {
+                if matches!(e, ServeFault::Device(_)) {
+                    self.throttle
+                        .warn(self.now, &format!("a connection from a peer is closed: {e}"));
+                    if conn.serve().serve.speaks_v1() {
+                        // Its orderly end would say that the WRITE was applied.
+                        conn.socket.reset_on_close();
+                        return Fate::Close;
+                    }
+                }
                 tracing::info!("a connection from a peer is closed: {e}");
                 // What was applied before is acknowledged, as far as the socket takes it.
                 let _ = self.serve_output(conn);
@@ -76,22 +97,28 @@ impl Reactor {
         Fate::Close
     }
 
-    /// One receive call. False is never returned: either something moved, or the socket is empty now.
+    /// One receive call. False: nothing can be received before there is a staging slot.
     fn serve_input(&mut self, conn: &mut Conn, served: &mut Served) -> Result<bool, Fault> {
+        let bell = conn.bell.clone();
+        let direct = match conn.serve().serve.direct(&bell).map_err(Fault::Serve)? {
+            Direct::Not => None,
+            Direct::At(span) => Some(span),
+            Direct::Starved => return Ok(true),
+        };
         let buffer = &mut self.scratch.receive;
         let serve = &conn.serve().serve;
-        let direct = serve.direct_span();
         let ahead = if direct.is_some() || serve.expects_direct() { AHEAD } else { buffer.len() };
         let spans =
             [direct.unwrap_or(Span { addr: 0, len: 0 }), Span::of_mut(&mut buffer[..ahead])];
         let spans = if direct.is_some() { &spans[..] } else { &spans[1..] };
-        // SAFETY: the first span is registered memory that `Serve` holds a pin on, the other the thread's
-        // receive buffer.
+        // SAFETY: the first span is registered memory that `Serve` holds a pin on, or a staging slot that was lent
+        // to it; the other is the thread's receive buffer.
         let n = match unsafe { conn.socket.receive(spans) } {
             Ok(0) => return self.serve_end(conn),
             Ok(n) => n,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                 conn.readable = false;
+                conn.serve().serve.rest(&bell);
                 return Ok(true);
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(true),
@@ -99,14 +126,17 @@ impl Reactor {
         };
         let in_place = direct.map_or(0, |span| n.min(span.len));
         let wanted = spans.iter().map(|s| s.len).sum::<usize>();
-        let serve = &mut conn.serve().serve;
-        serve.received_direct(in_place as u64, served);
-        let (registry, mode) = (&self.core.registry, self.core.copy_mode);
-        serve.received(&buffer[..n - in_place], registry, mode, served).map_err(Fault::Serve)?;
+        conn.serve().serve.received_direct(in_place as u64, served);
+        let input = &self.scratch.receive[..n - in_place];
+        let taken = conn.serve().serve.received(input, &self.rules(&bell), served);
+        taken.map_err(Fault::Serve)?;
         // A short count means that the socket is empty, but for the end of the stream, or for a hole in the
         // buffer, which the next call reports.
         let cut_short = direct.is_some_and(|span| n < span.len);
         conn.readable = n == wanted || conn.read_closed || cut_short;
+        if !conn.readable {
+            conn.serve().serve.rest(&bell);
+        }
         Ok(true)
     }
 
@@ -114,18 +144,33 @@ impl Reactor {
     fn serve_end(&mut self, conn: &mut Conn) -> Result<bool, Fault> {
         conn.readable = false;
         conn.serve().ended = true;
-        if conn.serve().serve.wants_output() { Ok(true) } else { Err(Fault::End) }
+        let serve = &conn.serve().serve;
+        if serve.wants_output() || !serve.has_landed() { Ok(true) } else { Err(Fault::End) }
+    }
+
+    fn rules<'a>(&'a self, bell: &'a Arc<dyn Bell>) -> Rules<'a> {
+        Rules { registry: &self.core.registry, mode: self.core.copy_mode, bell }
     }
 
     /// Sends until the socket is full or nothing is left; false if there is nothing to do until an event.
     fn serve_output(&mut self, conn: &mut Conn) -> Result<bool, Fault> {
-        let mut moved = false;
-        while conn.serve().serve.wants_output() {
+        let (bell, mut moved) = (conn.bell.clone(), false);
+        loop {
+            if conn.writable || conn.serve().ended {
+                self.serve_ask(conn, &bell)?;
+            }
+            if !conn.serve().serve.wants_output() {
+                break;
+            }
             if !conn.writable {
                 return Ok(false);
             }
             self.scratch.spans.clear();
             conn.serve().serve.plan(&mut self.scratch.spans);
+            if self.scratch.spans.is_empty() {
+                // Copies have to come first; their bell will ring.
+                return Ok(moved && conn.readable && conn.serve().serve.wants_input());
+            }
             match conn.socket.send(&self.scratch.spans) {
                 Ok(n) => {
                     conn.serve().serve.sent(n);
@@ -138,13 +183,21 @@ impl Reactor {
         }
         let ServeConn { serve, half_closed, ended } = conn.serve();
         if *ended {
-            return Err(Fault::End);
+            return if serve.has_landed() { Err(Fault::End) } else { Ok(false) };
         }
         if serve.is_refusing() && !std::mem::replace(half_closed, true) {
             conn.socket.half_close();
         }
         // Input that was held back because too many answers waited is welcome again.
         Ok(moved && conn.readable)
+    }
+
+    /// Has devices copy what is to be sent next.
+    fn serve_ask(&mut self, conn: &mut Conn, bell: &Arc<dyn Bell>) -> Result<(), Fault> {
+        if conn.serve().serve.ask(bell).map_err(Fault::Serve)? == Ahead::Starved {
+            self.sweep_by(self.now + STARVED);
+        }
+        Ok(())
     }
 
     /// Starts or stops the clock over half a header and over a refused peer.
@@ -180,6 +233,11 @@ fn count(served: &Served, metrics: &Metrics) {
 impl ServeConn {
     pub(super) fn new() -> Self {
         Self { serve: Serve::new(), half_closed: false, ended: false }
+    }
+
+    /// Gives back the staging slots of what waits for the socket.
+    pub(super) fn relinquish(&mut self) {
+        self.serve.relinquish();
     }
 
     pub(super) fn uses(&self, addr: u64) -> bool {

@@ -24,6 +24,7 @@ use crate::local::Local;
 use crate::memory::Span;
 use crate::peer::Peer;
 use crate::registry::BufferInfo;
+use crate::staging::Bell;
 use crate::transfer::{Slice, Stop};
 
 /// What an IO thread can be told.
@@ -40,6 +41,10 @@ pub(crate) enum Command {
     Sweep,
     /// Let go of a buffer.
     Revoke(BufferInfo),
+    /// A staging slot or a copy that a connection waited for is there.
+    Ring(Token),
+    /// Others wait for staging slots: give back those whose bytes only wait for a socket.
+    Relinquish,
     /// Keep the deadlines of copies within the process.
     Watch(Arc<Local>),
     /// End.
@@ -115,7 +120,29 @@ pub(crate) struct Conn {
     due: Option<Instant>,
     /// Whether a timer for `due` is running.
     timed: bool,
+    /// Wakes it when a staging slot or a copy that it waits for is there.
+    pub(super) bell: Arc<dyn Bell>,
     kind: Kind,
+}
+
+/// Wakes one connection of an IO thread.
+struct ConnBell {
+    mailbox: Arc<Mailbox>,
+    token: Token,
+    /// It was rung, and the connection has not been woken yet.
+    rung: AtomicBool,
+}
+
+impl Bell for ConnBell {
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.mailbox.post(Command::Ring(self.token));
+        }
+    }
+
+    fn heard(&self) {
+        self.rung.store(false, Ordering::Release);
+    }
 }
 
 enum Kind {
@@ -153,6 +180,8 @@ const LISTENERS: usize = 2;
 const FIRST_CONN: usize = FIRST_LISTENER + LISTENERS;
 /// How long a listener rests when the process is out of descriptors.
 const REST: Duration = Duration::from_millis(100);
+/// How long somebody waits for a staging slot before those are given back that wait for a socket.
+pub(super) const STARVED: Duration = Duration::from_millis(50);
 /// How many control connections are served at the same time.
 const MAX_CONTROL: usize = 512;
 
@@ -357,6 +386,13 @@ impl Reactor {
                 Command::Serve(socket) => self.serve(socket),
                 Command::Sweep => self.sweep(),
                 Command::Revoke(buffer) => self.revoke(buffer.addr),
+                Command::Ring(token) => {
+                    if let Some(conn) = self.conn(token) {
+                        conn.bell.heard();
+                        self.drive(token);
+                    }
+                }
+                Command::Relinquish => self.relinquish(),
                 Command::Watch(local) => {
                     let next = local.sweep(self.now);
                     next.into_iter().for_each(|at| self.sweep_by(at));
@@ -533,6 +569,7 @@ impl Reactor {
             self.free.push(index);
             return None;
         }
+        let mailbox = Arc::clone(&self.core.mailboxes[self.index]);
         let conn = Conn {
             token,
             socket,
@@ -542,6 +579,7 @@ impl Reactor {
             queued: false,
             due,
             timed: false,
+            bell: Arc::new(ConnBell { mailbox, token, rung: AtomicBool::new(false) }),
             kind,
         };
         self.core.descriptors.note(conn.socket.as_raw_fd());
@@ -610,6 +648,13 @@ impl Reactor {
         if let Some(at) = self.local.as_ref().and_then(|local| local.sweep(self.now)) {
             self.sweep_by(at);
         }
+        if let Some(at) = self.core.devices.sweep(self.now) {
+            self.sweep_by(at);
+        }
+        if self.core.devices.is_starving(self.now, STARVED) {
+            self.core.broadcast(|| Command::Relinquish);
+            self.sweep_by(self.now + STARVED);
+        }
         let peers: Vec<_> = self.peers.values().cloned().collect();
         for peer in &peers {
             if let Some(at) = peer.sweep(self.now) {
@@ -668,6 +713,20 @@ impl Reactor {
             }
         }
         self.sweep();
+    }
+
+    /// Gives back staging slots whose bytes wait for a socket that takes none.
+    fn relinquish(&mut self) {
+        for place in &mut self.conns {
+            let Some(conn) = place.conn.as_deref_mut().filter(|conn| !conn.writable) else {
+                continue;
+            };
+            match &mut conn.kind {
+                Kind::Lane(lane) => lane.relinquish(),
+                Kind::Serve(serve) => serve.relinquish(),
+                Kind::Control(_) => {}
+            }
+        }
     }
 
     /// The end: nothing that this thread held is touched after it.

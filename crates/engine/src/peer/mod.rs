@@ -126,6 +126,11 @@ impl Peer {
         self.core.reserve(&self.name, &self.queued, requests, wait_until)
     }
 
+    /// Gives back what was reserved.
+    pub(crate) fn release(&self, requests: usize) {
+        self.core.release(&self.queued, requests);
+    }
+
     /// Has the home thread look at the queue.
     pub(crate) fn kick(self: &Arc<Self>) {
         if !self.kicked.swap(true, Ordering::SeqCst) {
@@ -451,7 +456,7 @@ impl Owner for Peer {
     }
 
     fn finished(&self, batch: &BatchInner) {
-        self.core.release(&self.queued, batch.len());
+        self.release(batch.len());
         batch.count(&self.core.metrics);
     }
 }

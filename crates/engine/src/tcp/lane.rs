@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tensorferry_gpu::DeviceId;
 use tensorferry_wire::{
     Expected, Op, ReplyEvent, ReplyReader, ReplyWant, STATUS_LEN, Version, WireError,
 };
 
 use crate::memory::Span;
+use crate::staging::{Bell, Fault, Inlet, Keep, Room as SlotRoom, Stager};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
 
@@ -41,6 +43,17 @@ pub(crate) struct Lane {
     closing: Option<&'static str>,
     /// Requests taken so far.
     taken: u64,
+    /// Where READ payloads for device memory land.
+    inlet: Inlet,
+}
+
+/// What a receive call is to bring.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Planned {
+    /// Some of it goes to memory of the user's, which the kernel may refuse to touch.
+    pub(crate) users: bool,
+    /// More could be received if there were a staging slot; the bell will ring.
+    pub(crate) starved: bool,
 }
 
 /// A request that has no answer yet.
@@ -92,6 +105,7 @@ impl Lane {
             alone: false,
             closing: None,
             taken: 0,
+            inlet: Inlet::default(),
         }
     }
 
@@ -151,12 +165,19 @@ impl Lane {
         self.version == Version::V1 && front.is_some_and(|f| f.op == Op::Write)
     }
 
-    /// What the next receive call receives into, at most `max_spans` pieces; whether any of it is the user's memory.
-    /// Payload that nobody wants any more goes to `discard`.
-    pub(crate) fn plan(&mut self, discard: Span, max_spans: usize, spans: &mut Vec<Span>) -> bool {
-        let (mut room, mut at, mut users) = (MAX_CALL_BYTES, 0, false);
+    /// What the next receive call receives into, at most `max_spans` pieces. Payload that nobody wants any more goes
+    /// to `discard`. No pieces: a staging slot has to come first.
+    pub(crate) fn plan(
+        &mut self,
+        discard: Span,
+        max_spans: usize,
+        spans: &mut Vec<Span>,
+        bell: &Arc<dyn Bell>,
+    ) -> Planned {
+        let (mut room, mut at, mut planned) = (MAX_CALL_BYTES, 0, Planned::default());
         let mut want = self.flights.front().map(|f| self.reader.want(&f.expected(self.version)));
-        for flight in &self.flights {
+        let mut landing = Landing::default();
+        for flight in &mut self.flights {
             let (missing, mut offset) = match want.take() {
                 Some(ReplyWant::Status { missing }) => (missing, 0),
                 Some(ReplyWant::Payload { offset, .. }) => (0, offset),
@@ -172,12 +193,31 @@ impl Lane {
             }
             if flight.op == Op::Read {
                 let (addr, most) = match &flight.slice {
-                    Some(slice) => (slice.local() + offset, room),
                     None => (discard.addr, room.min(discard.len as u64)),
+                    Some(slice) => match slice.device() {
+                        None => {
+                            planned.users = true;
+                            (slice.local() + offset, room)
+                        }
+                        Some(device) => match landing.place(&mut self.inlet, device, bell) {
+                            Ok((addr, most)) => (addr, room.min(most)),
+                            Err(Nowhere::Yet) => {
+                                planned.starved = true;
+                                break;
+                            }
+                            Err(Nowhere::Ever(why)) => {
+                                let slice = flight.slice.take().expect("it was looked at");
+                                slice.settle(Err(Cause::Device(why)));
+                                (discard.addr, room.min(discard.len as u64))
+                            }
+                        },
+                    },
                 };
                 let take = (flight.len - offset).min(most);
-                users |= flight.slice.is_some();
-                spans.push(Span { addr, len: take as usize });
+                landing.taken(addr, take);
+                if take > 0 {
+                    spans.push(Span { addr, len: take as usize });
+                }
                 (room, offset) = (room - take, offset + take);
                 if offset < flight.len {
                     break;
@@ -187,12 +227,12 @@ impl Lane {
                 break;
             }
         }
-        if spans.is_empty() {
+        if spans.is_empty() && !planned.starved {
             // Nothing is owed, so the end of the stream is all that may come.
             spans.push(Span::of_mut(&mut self.scratch[..1]));
         }
         spans.truncate(max_spans);
-        users
+        planned
     }
 
     /// `n` bytes have arrived where [`Lane::plan`] said.
@@ -200,7 +240,20 @@ impl Lane {
         &mut self,
         n: usize,
         half: &SendHalf,
+        bell: &Arc<dyn Bell>,
     ) -> std::result::Result<(), LaneFault> {
+        let result = self.take_in(n, half);
+        // Whatever comes next: a READ that is complete waits for these copies.
+        self.inlet.flush(bell);
+        result
+    }
+
+    /// The socket is empty: a staging slot goes to whoever needs it.
+    pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
+        self.inlet.rest(bell);
+    }
+
+    fn take_in(&mut self, n: usize, half: &SendHalf) -> std::result::Result<(), LaneFault> {
         let (mut n, mut at) = (n, 0);
         while n > 0 {
             let Some(front) = self.flights.front() else {
@@ -214,9 +267,13 @@ impl Lane {
                     (at, n) = (at + take, n - take);
                     self.reader.status_bytes(&expected, bytes).map_err(LaneFault::Wire)?.1
                 }
-                ReplyWant::Payload { len, .. } => {
+                ReplyWant::Payload { offset, len } => {
                     let take = len.min(n as u64);
                     n -= take as usize;
+                    if let Some(slice) = front.slice.as_ref().filter(|s| s.device().is_some()) {
+                        let keep = Keep::Hold(slice.hold());
+                        self.inlet.landed(slice.local() + offset, take, keep);
+                    }
                     self.reader.advance_payload(&expected, take)
                 }
                 ReplyWant::Nothing => return Err(LaneFault::Wire(WireError::Unasked)),
@@ -265,14 +322,19 @@ impl Lane {
         complete
     }
 
-    /// The kernel could not read the memory of the request that is leaving. If a part of it has left,
-    /// that is the end of the send half.
-    pub(crate) fn bad_address_sending(&mut self, half: &mut SendHalf, requeue: &mut Vec<Slice>) {
+    /// The memory of the request that is leaving cannot be read, and why. If a part of it has left, that is the end of
+    /// the send half.
+    pub(crate) fn cannot_send(
+        &mut self,
+        why: Cause,
+        half: &mut SendHalf,
+        requeue: &mut Vec<Slice>,
+    ) {
         self.take_over(half);
         let Some(seq) = half.front() else { return };
         let at = self.position(seq);
         if let Some(slice) = self.flights[at].slice.take() {
-            slice.settle(Err(Cause::BadAddress));
+            slice.settle(Err(why));
         }
         if half.touched(seq) {
             self.break_off(half, requeue);
@@ -281,11 +343,11 @@ impl Lane {
         }
     }
 
-    /// The kernel could not write the memory of the READ that is arriving; the rest of its payload
-    /// is discarded.
-    pub(crate) fn bad_address_receiving(&mut self) {
+    /// The memory of the READ that is arriving cannot be written, and why; the rest of its payload is
+    /// discarded.
+    pub(crate) fn cannot_receive(&mut self, why: Cause) {
         if let Some(slice) = self.flights.front_mut().and_then(|f| f.slice.take()) {
-            slice.settle(Err(Cause::BadAddress));
+            slice.settle(Err(why));
         }
         self.limit_discard();
     }
@@ -431,6 +493,53 @@ impl Flight {
     }
 }
 
+/// Where payloads land in the open slot while a receive call is planned: one behind the other.
+#[derive(Default)]
+struct Landing {
+    /// The next free byte of the slot, and how many there are; `None`: none was planned yet.
+    next: Option<(u64, u64)>,
+    device: Option<DeviceId>,
+}
+
+/// Why a payload has no place to land.
+enum Nowhere {
+    Yet,
+    Ever(Fault),
+}
+
+impl Landing {
+    /// Where a payload for memory of `device` lands, and how much of it.
+    fn place(
+        &mut self,
+        inlet: &mut Inlet,
+        device: &Arc<Stager>,
+        bell: &Arc<dyn Bell>,
+    ) -> std::result::Result<(u64, u64), Nowhere> {
+        if self.next.is_some() && self.device != Some(device.device()) {
+            // What was planned before lands in the slot of another device.
+            return Err(Nowhere::Yet);
+        }
+        let (addr, room) = match self.next {
+            Some(next) => next,
+            None => match inlet.room(device, bell).map_err(Nowhere::Ever)? {
+                SlotRoom::At(addr, room) => (addr, room),
+                SlotRoom::Starved => return Err(Nowhere::Yet),
+            },
+        };
+        (self.next, self.device) = (Some((addr, room)), Some(device.device()));
+        Ok((addr, room))
+    }
+
+    /// `len` bytes at `addr` are spoken for, if that is in the slot.
+    fn taken(&mut self, addr: u64, len: u64) {
+        if let Some((next, room)) = &mut self.next
+            && *next == addr
+        {
+            (*next, *room) = (*next + len, *room - len);
+        }
+    }
+}
+
 fn push_or_extend(spans: &mut Vec<Span>, span: Span) {
     match spans.last_mut() {
         Some(last) if last.addr + last.len as u64 == span.addr => last.len += span.len,
@@ -442,6 +551,7 @@ fn push_or_extend(spans: &mut Vec<Span>, span: Span) {
 mod tests {
     use super::*;
     use crate::memory::HostBuffer;
+    use crate::staging::Alarm;
     use crate::transfer::{Batch, BatchState, Request, batch_of};
     use proptest::prelude::*;
     use tensorferry_wire::{HEADER_LEN, Status};
@@ -569,7 +679,7 @@ mod tests {
             self.lane.take_over(&mut self.half);
             let discard = Span::of_mut(&mut self.discard);
             let mut spans = Vec::new();
-            self.lane.plan(discard, max_spans, &mut spans);
+            self.lane.plan(discard, max_spans, &mut spans, &Alarm::here());
             assert!(!spans.is_empty() && spans.len() <= max_spans);
             let planned = spans.iter().map(|s| s.len).sum::<usize>();
             let n = most.min(planned).min(self.arriving.len());
@@ -580,7 +690,7 @@ mod tests {
                 self.put(span, now);
                 rest = later;
             }
-            let fault = self.lane.received(n, &self.half).err();
+            let fault = self.lane.received(n, &self.half, &Alarm::here()).err();
             self.look();
             fault
         }
@@ -729,7 +839,7 @@ mod tests {
         if world.asked[i].op == Op::Read {
             return;
         }
-        world.lane.bad_address_sending(&mut world.half, &mut world.requeued);
+        world.lane.cannot_send(Cause::BadAddress("".into()), &mut world.half, &mut world.requeued);
         let keep = if world.half.is_shut() { begun } else { world.order.len() };
         world.order.truncate(keep);
         if begun == whole {
@@ -743,7 +853,7 @@ mod tests {
         let want =
             world.lane.flights.front().map(|f| world.lane.reader.want(&f.expected(Version::V2)));
         if matches!(want, Some(ReplyWant::Payload { .. })) {
-            world.lane.bad_address_receiving();
+            world.lane.cannot_receive(Cause::BadAddress("".into()));
             world.look();
         }
     }

@@ -5,12 +5,14 @@
 //! launched is taken over by the receive half, which belongs to the IO thread alone.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tensorferry_wire::{HEADER_LEN, Header, Op, Version};
 
 use crate::memory::Span;
+use crate::staging::{Ahead, Bell, Fault, Keep, Outlet, Payload};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
-use crate::transfer::Slice;
+use crate::transfer::{BatchInner, Hold, Slice};
 
 /// Requests in the order in which they leave.
 pub(crate) struct SendHalf {
@@ -20,34 +22,59 @@ pub(crate) struct SendHalf {
     pub(super) launched: Vec<(u64, Slice)>,
     next_seq: u64,
     open: bool,
+    outlet: Outlet,
+    /// Some request in the queue may come from a device.
+    stages: bool,
 }
 
 struct Outgoing {
     seq: u64,
     header: [u8; HEADER_LEN],
     local: u64,
+    /// Its payload comes from a device.
+    staged: Option<Staged>,
     /// Payload bytes: none for a READ.
     payload: u64,
     /// Bytes of header and payload that a socket has taken.
     sent: u64,
 }
 
+/// A payload that is copied from a device before it can be sent.
+struct Staged {
+    payload: Payload,
+    /// What a copy of it has to keep from being settled.
+    batch: Arc<BatchInner>,
+    entry: u32,
+}
+
 const HEADER: u64 = HEADER_LEN as u64;
 
 impl SendHalf {
     pub(crate) fn new(version: Version) -> Self {
-        Self { version, queue: VecDeque::new(), launched: Vec::new(), next_seq: 0, open: true }
+        Self {
+            version,
+            queue: VecDeque::new(),
+            launched: Vec::new(),
+            next_seq: 0,
+            open: true,
+            outlet: Outlet::default(),
+            stages: false,
+        }
     }
 
     /// Takes a slice on: it will be sent behind all others.
     pub(crate) fn launch(&mut self, slice: Slice) {
         let (op, len) = (slice.op(), slice.len);
         let header = Header { op, version: self.version, addr: slice.remote(), len };
+        let payload = if op == Op::Write { len } else { 0 };
+        let staged = (payload > 0).then(|| Staged::of(&slice)).flatten();
+        self.stages |= staged.is_some();
         self.queue.push_back(Outgoing {
             seq: self.next_seq,
             header: header.encode(),
             local: slice.local(),
-            payload: if op == Op::Write { len } else { 0 },
+            staged,
+            payload,
             sent: 0,
         });
         self.launched.push((self.next_seq, slice));
@@ -59,6 +86,38 @@ impl SendHalf {
         self.open && !self.queue.is_empty()
     }
 
+    /// Has devices copy what will be sent next. `Starved`: for want of a slot; the bell will ring.
+    pub(crate) fn ask(&mut self, bell: &Arc<dyn Bell>) -> Ahead {
+        let mut ahead = Ahead::All;
+        if !std::mem::take(&mut self.stages) {
+            return ahead;
+        }
+        for item in &mut self.queue {
+            let Some(Staged { payload, batch, entry }) = &mut item.staged else { continue };
+            self.stages = true;
+            ahead = self.outlet.ask(payload, bell, || Keep::Hold(Hold::on(batch, *entry)));
+            if ahead != Ahead::All {
+                break;
+            }
+        }
+        self.outlet.flush(bell);
+        ahead
+    }
+
+    /// Gives back the staging slots of what waits for the socket.
+    pub(crate) fn relinquish(&mut self) {
+        let staged = self.queue.iter_mut().filter_map(|item| {
+            let sent = item.sent.saturating_sub(HEADER);
+            Some((&mut item.staged.as_mut()?.payload, sent))
+        });
+        self.outlet.relinquish(staged);
+    }
+
+    /// Why the payload that is to be sent next will not come.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        self.queue.front()?.staged.as_ref()?.payload.fault()
+    }
+
     /// What the next send call sends, at most `max_spans` pieces.
     pub(crate) fn plan(&self, max_spans: usize, spans: &mut Vec<Span>) {
         let mut room = MAX_CALL_BYTES;
@@ -66,15 +125,24 @@ impl SendHalf {
             if spans.len() + 2 > max_spans.clamp(2, MAX_CALL_SPANS) || room == 0 {
                 break;
             }
+            let before = spans.len();
             if item.sent < HEADER {
                 spans.push(Span::of(&item.header[item.sent as usize..]));
             }
             let offset = item.sent.saturating_sub(HEADER);
-            let take = (item.payload - offset).min(room);
-            if take > 0 {
-                spans.push(Span { addr: item.local + offset, len: take as usize });
-                room -= take;
+            let mut take = (item.payload - offset).min(room);
+            match &item.staged {
+                Some(staged) => take = staged.payload.spans(offset, take, spans),
+                None if take > 0 => {
+                    spans.push(Span { addr: item.local + offset, len: take as usize });
+                }
+                None => {}
             }
+            if item.payload > 0 && take == 0 {
+                // No header goes ahead of its payload's first bytes, or nobody could take it back.
+                spans.truncate(before);
+            }
+            room -= take;
             if offset + take < item.payload {
                 break;
             }
@@ -90,6 +158,9 @@ impl SendHalf {
             let take = n.min(HEADER + front.payload - front.sent);
             front.sent += take;
             n -= take;
+            if let Some(staged) = &mut front.staged {
+                staged.payload.sent(front.sent.saturating_sub(HEADER));
+            }
             if front.sent == HEADER + front.payload {
                 self.queue.pop_front();
             }
@@ -133,5 +204,12 @@ impl SendHalf {
     /// Whether it was shut.
     pub(crate) fn is_shut(&self) -> bool {
         !self.open
+    }
+}
+
+impl Staged {
+    fn of(slice: &Slice) -> Option<Self> {
+        let payload = Payload::new(slice.device()?, slice.local(), slice.len);
+        Some(Self { payload, batch: Arc::clone(&slice.batch), entry: slice.entry })
     }
 }

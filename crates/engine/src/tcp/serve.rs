@@ -1,6 +1,7 @@
 //! A data connection as its target sees it: requests come in, answers go out, in order.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tensorferry_wire::{
     Header, Inbound, Op, RequestReader, STATUS_LEN, Status, Version, WireError,
@@ -8,6 +9,7 @@ use tensorferry_wire::{
 
 use crate::memory::{CopyMode, Span, copy_in};
 use crate::registry::{Pin, Registry, Seen};
+use crate::staging::{Ahead, Bell, Fault, Inlet, Keep, Outlet, Payload, Room};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
 
 /// Payloads from this length on are received in place instead of by way of the receive buffer.
@@ -30,6 +32,28 @@ pub(crate) struct Serve {
     /// A refusal is on its way; so many bytes are still swallowed.
     draining: Option<u64>,
     direct: bool,
+    v1: bool,
+    /// Where payloads for device memory land, and where those from there come from.
+    inlet: Inlet,
+    outlet: Outlet,
+    /// How far the inlet's copies have come.
+    landed: u64,
+    /// Some answer may come from a device.
+    stages: bool,
+    /// What has arrived and cannot be taken in for want of a staging slot.
+    stash: Vec<u8>,
+    /// The bell will ring when there is a slot.
+    starved: bool,
+}
+
+/// Where the rest of a payload is to be received.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Direct {
+    /// With whatever else comes.
+    Not,
+    At(Span),
+    /// Nowhere, before there is a staging slot.
+    Starved,
 }
 
 struct Incoming {
@@ -38,8 +62,11 @@ struct Incoming {
 }
 
 enum Answer {
-    /// So many WRITEs were applied.
-    Applied(u32),
+    /// So many WRITEs are applied, when the inlet has come to the mark.
+    Applied {
+        n: u32,
+        mark: u64,
+    },
     Refused,
     /// A v2 READ is served.
     Status,
@@ -47,7 +74,16 @@ enum Answer {
         pin: Pin,
         addr: u64,
         len: u64,
+        /// It is copied from a device.
+        staged: Option<Payload>,
     },
+}
+
+/// What a connection from a peer works with.
+pub(crate) struct Rules<'a> {
+    pub(crate) registry: &'a Registry,
+    pub(crate) mode: CopyMode,
+    pub(crate) bell: &'a Arc<dyn Bell>,
 }
 
 /// What was done for peers since the last look.
@@ -69,6 +105,8 @@ pub(crate) enum ServeFault {
         "a registered buffer cannot be written: {0}; its owner must not unmap it before unregister"
     )]
     Copy(#[from] std::io::Error),
+    #[error("{0}")]
+    Device(Fault),
     /// The end of the stream is the acknowledgement of a v1 WRITE, so a refusal must be a reset.
     #[error("a v1 request was refused")]
     RefusedV1,
@@ -102,17 +140,39 @@ impl Serve {
             last: None,
             draining: None,
             direct: false,
+            v1: false,
+            inlet: Inlet::followed(),
+            outlet: Outlet::default(),
+            landed: 0,
+            stages: false,
+            stash: Vec::new(),
+            starved: false,
         }
     }
 
     /// Whether more input is welcome; if not, answers have to leave first.
     pub(crate) fn wants_input(&self) -> bool {
-        self.answers.len() < MAX_ANSWERS
+        self.answers.len() < MAX_ANSWERS && !self.starved
     }
 
     /// Whether an answer is waiting to leave.
     pub(crate) fn wants_output(&self) -> bool {
         !self.answers.is_empty()
+    }
+
+    /// Whether every payload that has arrived is in place.
+    pub(crate) fn has_landed(&self) -> bool {
+        self.inlet.mark() <= self.landed
+    }
+
+    /// Whether the end of our side of the stream would say that a WRITE was applied.
+    pub(crate) fn speaks_v1(&self) -> bool {
+        self.v1
+    }
+
+    /// Whether it waits for a staging slot.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved
     }
 
     /// Whether a part of a header has arrived and the rest has not.
@@ -126,13 +186,23 @@ impl Serve {
     }
 
     /// Where the rest of the payload goes if it is long enough to be received in place.
-    pub(crate) fn direct_span(&self) -> Option<Span> {
-        let incoming = self.incoming.as_ref()?;
+    pub(crate) fn direct(&mut self, bell: &Arc<dyn Bell>) -> Result<Direct, ServeFault> {
+        let Some(incoming) = &self.incoming else { return Ok(Direct::Not) };
         let left = self.reader.payload_left();
-        (left >= DIRECT_FROM).then(|| Span {
-            addr: incoming.header.addr + self.reader.payload_offset(),
-            len: left.min(MAX_CALL_BYTES) as usize,
-        })
+        if left < DIRECT_FROM {
+            return Ok(Direct::Not);
+        }
+        let (addr, room) = match incoming.pin.device() {
+            None => (incoming.header.addr + self.reader.payload_offset(), MAX_CALL_BYTES),
+            Some(device) => match self.inlet.room(device, bell).map_err(ServeFault::Device)? {
+                Room::At(addr, room) => (addr, room.min(MAX_CALL_BYTES)),
+                Room::Starved => {
+                    self.starved = true;
+                    return Ok(Direct::Starved);
+                }
+            },
+        };
+        Ok(Direct::At(Span { addr, len: left.min(room) as usize }))
     }
 
     /// Whether the last payload was long: then the next one is likely to be, and little is read ahead
@@ -141,9 +211,16 @@ impl Serve {
         self.direct
     }
 
-    /// `n` bytes have arrived where [`Serve::direct_span`] said.
+    /// `n` bytes have arrived where [`Serve::direct`] said.
     pub(crate) fn received_direct(&mut self, n: u64, served: &mut Served) {
-        if n > 0 && self.reader.advance_payload(n) {
+        if n == 0 {
+            return;
+        }
+        if let Some(incoming) = self.incoming.as_ref().filter(|i| i.pin.device().is_some()) {
+            let at = incoming.header.addr + self.reader.payload_offset();
+            self.inlet.landed(at, n, Keep::Pin(incoming.pin.again()));
+        }
+        if self.reader.advance_payload(n) {
             self.applied(served);
         }
     }
@@ -151,9 +228,38 @@ impl Serve {
     /// Bytes have arrived in the receive buffer.
     pub(crate) fn received(
         &mut self,
+        input: &[u8],
+        rules: &Rules<'_>,
+        served: &mut Served,
+    ) -> Result<(), ServeFault> {
+        let result = self.take_in(input, rules, served);
+        self.inlet.flush(rules.bell);
+        result
+    }
+
+    /// Takes in what had to wait for a staging slot, as far as there is one now.
+    pub(crate) fn resume(
+        &mut self,
+        rules: &Rules<'_>,
+        served: &mut Served,
+    ) -> Result<(), ServeFault> {
+        self.starved = false;
+        if self.stash.is_empty() {
+            return Ok(());
+        }
+        let stash = std::mem::take(&mut self.stash);
+        self.received(&stash, rules, served)
+    }
+
+    /// The socket is empty: a staging slot goes to whoever needs it.
+    pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
+        self.inlet.rest(bell);
+    }
+
+    fn take_in(
+        &mut self,
         mut input: &[u8],
-        registry: &Registry,
-        mode: CopyMode,
+        rules: &Rules<'_>,
         served: &mut Served,
     ) -> Result<(), ServeFault> {
         while !input.is_empty() {
@@ -161,14 +267,24 @@ impl Serve {
                 *left = left.checked_sub(input.len() as u64).ok_or(ServeFault::Drained)?;
                 return Ok(());
             }
+            if self.incoming.as_ref().is_some_and(|i| i.pin.device().is_some()) {
+                let used = self.take_in_staged(input, rules.bell, served)?;
+                if used == 0 {
+                    self.starved = true;
+                    self.stash.extend_from_slice(input);
+                    return Ok(());
+                }
+                input = &input[used..];
+                continue;
+            }
             let (used, event) = self.reader.feed(input)?;
             match event {
                 None => {}
-                Some(Inbound::Request(header)) => self.request(header, registry, served)?,
+                Some(Inbound::Request(header)) => self.request(header, rules.registry, served)?,
                 Some(Inbound::Payload { offset, bytes, last }) => {
                     if let Some(incoming) = &self.incoming {
                         let addr = incoming.header.addr + offset;
-                        copy_in(&incoming.pin, addr, bytes, mode)?;
+                        copy_in(&incoming.pin, addr, bytes, rules.mode)?;
                         if last {
                             self.applied(served);
                         }
@@ -180,13 +296,34 @@ impl Serve {
         Ok(())
     }
 
+    /// Takes payload for device memory to a staging slot; returns how much.
+    fn take_in_staged(
+        &mut self,
+        input: &[u8],
+        bell: &Arc<dyn Bell>,
+        served: &mut Served,
+    ) -> Result<usize, ServeFault> {
+        let Some(Incoming { header, pin }) = &self.incoming else { return Ok(0) };
+        let Some(device) = pin.device() else { return Ok(0) };
+        let most = self.reader.payload_left().min(input.len() as u64) as usize;
+        let at = header.addr + self.reader.payload_offset();
+        let keep = || Keep::Pin(pin.again());
+        let used = self.inlet.put(device, at, &input[..most], bell, keep);
+        let used = used.map_err(ServeFault::Device)?;
+        if used > 0 && self.reader.advance_payload(used as u64) {
+            self.applied(served);
+        }
+        Ok(used)
+    }
+
     fn request(
         &mut self,
         header: Header,
         registry: &Registry,
         served: &mut Served,
     ) -> Result<(), ServeFault> {
-        let Header { op, addr, len, .. } = header;
+        let Header { op, addr, len, version } = header;
+        self.v1 = version == Version::V1;
         let seen = self.last.as_ref().and_then(|seen| seen.pin(op, addr, len));
         let Some(pin) = seen.or_else(|| self.find(registry, header)) else {
             return self.refuse(header, served);
@@ -200,10 +337,12 @@ impl Serve {
                 self.direct = false;
                 served.reads += 1;
                 served.bytes_read += len;
-                if header.version == Version::V2 {
+                if version == Version::V2 {
                     self.answers.push_back(Answer::Status);
                 }
-                self.answers.push_back(Answer::Payload { pin, addr, len });
+                let staged = pin.device().map(|device| Payload::new(device, addr, len));
+                self.stages |= staged.is_some();
+                self.answers.push_back(Answer::Payload { pin, addr, len, staged });
             }
         }
         Ok(())
@@ -231,31 +370,97 @@ impl Serve {
         let Some(Incoming { header, pin }) = self.incoming.take() else { return };
         served.writes += 1;
         served.bytes_written += header.len;
-        drop(pin);
         if header.version == Version::V1 {
             return;
         }
+        let staged = pin.device().is_some();
+        drop(pin);
+        let after = if staged { self.inlet.mark() } else { 0 };
         match self.answers.back_mut() {
-            Some(Answer::Applied(n)) => *n += 1,
-            _ => self.answers.push_back(Answer::Applied(1)),
+            Some(Answer::Applied { n, mark }) if *mark == after => *n += 1,
+            _ => self.answers.push_back(Answer::Applied { n: 1, mark: after }),
         }
     }
 
-    /// What the next send call sends.
+    /// Looks at what the copies have done, and has devices copy what will be answered next.
+    ///
+    /// # Errors
+    /// A copy failed, and it is too late to refuse what was asked.
+    pub(crate) fn ask(&mut self, bell: &Arc<dyn Bell>) -> Result<Ahead, ServeFault> {
+        self.landed = self.inlet.reached().map_err(ServeFault::Device)?;
+        let mut ahead = Ahead::All;
+        if !std::mem::take(&mut self.stages) {
+            return Ok(ahead);
+        }
+        for answer in &mut self.answers {
+            let Answer::Payload { pin, staged: Some(payload), .. } = answer else { continue };
+            self.stages = true;
+            ahead = self.outlet.ask(payload, bell, || Keep::Pin(pin.again()));
+            if ahead != Ahead::All {
+                break;
+            }
+        }
+        self.outlet.flush(bell);
+        self.look_for_fault()?;
+        Ok(ahead)
+    }
+
+    fn look_for_fault(&mut self) -> Result<(), ServeFault> {
+        let of = |answer: Option<&Answer>| match answer {
+            Some(Answer::Payload { staged: Some(payload), .. }) => payload.fault(),
+            _ => None,
+        };
+        let unanswered = matches!(self.answers.front(), Some(Answer::Status)) && self.sent == 0;
+        if unanswered && let Some(why) = of(self.answers.get(1)) {
+            tracing::warn!("a READ is refused: {why}");
+            // What was asked behind it is not answered: a refusal is the last word.
+            self.answers.clear();
+            (self.incoming, self.draining) = (None, Some(MAX_DRAIN));
+            self.answers.push_back(Answer::Refused);
+            return Ok(());
+        }
+        of(self.answers.front()).map_or(Ok(()), |why| Err(ServeFault::Device(why)))
+    }
+
+    /// Gives back the staging slots of what waits for the socket.
+    pub(crate) fn relinquish(&mut self) {
+        let mut sent = self.sent;
+        let staged = self.answers.iter_mut().filter_map(|answer| {
+            let sent = std::mem::take(&mut sent);
+            match answer {
+                Answer::Payload { staged, .. } => Some((staged.as_mut()?, sent)),
+                _ => None,
+            }
+        });
+        self.outlet.relinquish(staged);
+    }
+
+    /// What the next send call sends; nothing, if copies have to come first.
     pub(crate) fn plan(&self, spans: &mut Vec<Span>) {
         let (mut room, mut skip) = (MAX_CALL_BYTES, self.sent);
-        for answer in &self.answers {
-            if room == 0 || spans.len() >= MAX_CALL_SPANS {
+        for (i, answer) in self.answers.iter().enumerate() {
+            if room == 0 || spans.len() >= MAX_CALL_SPANS || !self.is_ready(i) {
                 return;
             }
             let len = answer.len();
-            let take = (len - skip).min(room);
-            answer.spans(skip, take, spans);
+            let take = answer.spans(skip, (len - skip).min(room), spans);
             room -= take;
             if skip + take < len {
                 return;
             }
             skip = 0;
+        }
+    }
+
+    /// Whether the answer may leave, as far as copies go.
+    fn is_ready(&self, i: usize) -> bool {
+        match (&self.answers[i], self.answers.get(i + 1)) {
+            (Answer::Applied { mark, .. }, _) => *mark <= self.landed,
+            // Once a READ is said to be served it cannot be refused, so its first bytes come before.
+            (Answer::Status, Some(Answer::Payload { staged: Some(payload), .. })) => {
+                payload.spans(0, 1, &mut Vec::new()) > 0
+            }
+            _ => true,
         }
     }
 
@@ -268,6 +473,10 @@ impl Serve {
             }
             self.sent -= front.len();
             self.answers.pop_front();
+        }
+        let sent = self.sent;
+        if let Some(Answer::Payload { staged: Some(payload), .. }) = self.answers.front_mut() {
+            payload.sent(sent);
         }
     }
 
@@ -285,22 +494,23 @@ impl Serve {
 impl Answer {
     fn len(&self) -> u64 {
         match self {
-            Self::Applied(n) => u64::from(*n) * STATUS_LEN as u64,
+            Self::Applied { n, .. } => u64::from(*n) * STATUS_LEN as u64,
             Self::Refused | Self::Status => STATUS_LEN as u64,
             Self::Payload { len, .. } => *len,
         }
     }
 
-    /// The pieces of `take` bytes from `skip` on.
-    fn spans(&self, skip: u64, take: u64, spans: &mut Vec<Span>) {
+    /// The pieces of at most `take` bytes from `skip` on; returns how many bytes there are.
+    fn spans(&self, skip: u64, take: u64, spans: &mut Vec<Span>) -> u64 {
         let piece = |bytes: &'static [u8]| Span::of(&bytes[skip as usize..(skip + take) as usize]);
         match self {
             Self::Refused => spans.push(piece(&REJECTED)),
             Self::Status => spans.push(piece(&APPLIED)),
+            Self::Payload { staged: Some(payload), .. } => return payload.spans(skip, take, spans),
             &Self::Payload { addr, .. } => {
                 spans.push(Span { addr: addr + skip, len: take as usize });
             }
-            Self::Applied(_) => {
+            Self::Applied { .. } => {
                 let mut skip = skip as usize % STATUS_LEN;
                 let mut left = take as usize;
                 while left > 0 && spans.len() < MAX_CALL_SPANS {
@@ -308,8 +518,10 @@ impl Answer {
                     spans.push(Span::of(&APPLIED[skip..skip + len]));
                     (left, skip) = (left - len, 0);
                 }
+                return take - left as u64;
             }
         }
+        take
     }
 }
 
@@ -317,7 +529,8 @@ impl Answer {
 mod tests {
     use super::*;
     use crate::memory::HostBuffer;
-    use crate::registry::{Access, BufferInfo};
+    use crate::registry::{Access, BufferInfo, Range};
+    use crate::staging::Alarm;
     use proptest::prelude::*;
 
     const LEN: usize = 256 << 10;
@@ -340,22 +553,26 @@ mod tests {
             memory.write(0, &bytes);
             let registry = Registry::new();
             let range = BufferInfo { addr: memory.addr(), len: LEN as u64 };
-            let ranges = [(range, Access::default())];
-            registry.register(&ranges, Default::default(), None).unwrap();
+            let range = Range::host(range, Access::default());
+            registry.register(vec![range], Default::default(), None).unwrap();
             let (answers, served) = (Vec::new(), Served::default());
             Self { memory, registry, serve: Serve::new(), served, answers, fault: None }
         }
 
         /// `bytes` arrive in one call; `direct`: long payloads are received in place.
         fn arrive(&mut self, mut bytes: &[u8], direct: bool) {
-            if let Some(span) = self.serve.direct_span().filter(|_| direct) {
+            let bell = Alarm::here();
+            let place = self.serve.direct(&bell).unwrap();
+            if let Direct::At(span) = place
+                && direct
+            {
                 let n = bytes.len().min(span.len);
                 self.memory.write((span.addr - self.memory.addr()) as usize, &bytes[..n]);
                 self.serve.received_direct(n as u64, &mut self.served);
                 bytes = &bytes[n..];
             }
-            let (registry, mode) = (&self.registry, CopyMode::Direct);
-            let fault = self.serve.received(bytes, registry, mode, &mut self.served).err();
+            let rules = Rules { registry: &self.registry, mode: CopyMode::Direct, bell: &bell };
+            let fault = self.serve.received(bytes, &rules, &mut self.served).err();
             self.fault = fault.map(|f| f.to_string());
         }
 

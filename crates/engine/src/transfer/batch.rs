@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use tensorferry_wire::{Notification, Op};
 
 use crate::error::{Error, Result, Subject};
-use crate::memory::HostBuffer;
+use crate::memory::Lent;
 use crate::metrics::Metrics;
 use crate::registry::Pin;
+use crate::staging::{Stager, Word};
 use crate::sync::locked;
 use crate::transfer::cause::{Cause, Stop};
 use crate::transfer::{FOREVER, UserStream};
@@ -97,12 +98,34 @@ pub(crate) struct Held {
     pub(crate) pins: Vec<Pin>,
     /// Buffers lent by value.
     #[expect(dead_code, reason = "kept alive, not looked at")]
-    pub(crate) buffers: Vec<HostBuffer>,
+    pub(crate) buffers: Vec<Lent>,
+}
+
+/// Where the local memory of a batch's requests is.
+#[derive(Default)]
+pub(crate) struct Places {
+    devices: Vec<Arc<Stager>>,
+    /// By request; empty if all of it is the host's.
+    of: Vec<u8>,
+}
+
+/// What a batch is made of.
+pub(crate) struct Order {
+    pub(crate) requests: Vec<Request>,
+    pub(crate) held: Held,
+    pub(crate) places: Places,
+    pub(crate) notification: Option<Notification>,
+    pub(crate) started: Instant,
+    pub(crate) deadline: Instant,
+    /// What a stream of the caller waits for.
+    pub(crate) word: Option<Word>,
 }
 
 pub(crate) struct BatchInner {
     owner: Arc<dyn Owner>,
     entries: Box<[Entry]>,
+    devices: Vec<Arc<Stager>>,
+    word: Option<Word>,
     /// Entries that are not settled.
     unsettled: AtomicUsize,
     failures: Mutex<Vec<Failure>>,
@@ -129,9 +152,12 @@ struct Entry {
     local: u64,
     remote: u64,
     len: u64,
-    /// Slices that are not settled (at least 1 while the entry is not), and [`ENTRY_FAILED`].
+    /// Slices that are not settled and copies that have not ended (at least 1 while the entry is not settled), and
+    /// [`ENTRY_FAILED`].
     left: AtomicU32,
     op: Op,
+    /// Where its local memory is: 0 is the host, else one more than the place of a device in `devices`.
+    place: u8,
 }
 
 const ENTRY_FAILED: u32 = 1 << 31;
@@ -155,19 +181,19 @@ pub(crate) struct Slice {
 }
 
 impl BatchInner {
-    pub(crate) fn new(
-        owner: Arc<dyn Owner>,
-        requests: Vec<Request>,
-        held: Held,
-        notification: Option<Notification>,
-        (started, deadline): (Instant, Instant),
-    ) -> Arc<Self> {
-        let entries: Box<[Entry]> = requests.into_iter().map(Entry::new).collect();
+    pub(crate) fn new(owner: Arc<dyn Owner>, order: Order) -> Arc<Self> {
+        let Order { requests, held, places, notification, started, deadline, word } = order;
+        let places_of = places.of.into_iter().chain(std::iter::repeat(0));
+        let entries = requests.into_iter().zip(places_of);
+        let entries: Box<[Entry]> =
+            entries.map(|(request, place)| Entry::new(request, place)).collect();
         let unsettled = entries.iter().filter(|e| e.len > 0).count();
         Arc::new(Self {
             owner,
             unsettled: AtomicUsize::new(unsettled),
             entries,
+            devices: places.devices,
+            word,
             failures: Mutex::default(),
             notify_error: Mutex::default(),
             started,
@@ -254,6 +280,18 @@ impl BatchInner {
             drop(locked(&self.lock));
             self.is_final.notify_all();
         }
+        if let Some(word) = &self.word {
+            word.release();
+        }
+    }
+
+    /// Fails every entry of a batch of which nobody has taken a slice.
+    pub(crate) fn fail_unbegun(self: &Arc<Self>, cause: &Cause) {
+        for entry in 0..self.len() as u32 {
+            if self.request(entry).len > 0 {
+                Slice::whole(self, entry).settle(Err(cause.clone()));
+            }
+        }
     }
 
     fn failed_state(&self) -> Option<BatchState> {
@@ -333,7 +371,8 @@ impl BatchInner {
         locked(&self.held).pins.iter().any(covers)
     }
 
-    fn sleep(&self, until: Instant) -> bool {
+    /// Sleeps until the batch is final, at most until `until`; whether it is.
+    pub(crate) fn sleep(&self, until: Instant) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let mut guard = locked(&self.lock);
@@ -476,10 +515,82 @@ impl fmt::Debug for Batch {
 }
 
 impl Entry {
-    fn new(request: Request) -> Self {
+    fn new(request: Request, place: u8) -> Self {
         let Request { op, local, remote, len } = request;
-        Self { local, remote, len, left: AtomicU32::new(u32::from(len > 0)), op }
+        Self { local, remote, len, left: AtomicU32::new(u32::from(len > 0)), op, place }
     }
+}
+
+impl Places {
+    /// The next request's memory is on `device`.
+    pub(crate) fn push(&mut self, device: Option<&Arc<Stager>>, before: usize) -> Result<()> {
+        let Some(device) = device else {
+            if !self.of.is_empty() {
+                self.of.push(0);
+            }
+            return Ok(());
+        };
+        self.of.resize(before, 0);
+        let known = self.devices.iter().position(|known| Arc::ptr_eq(known, device));
+        let at = known.unwrap_or_else(|| {
+            self.devices.push(Arc::clone(device));
+            self.devices.len() - 1
+        });
+        let place = u8::try_from(at + 1).map_err(|_| {
+            Error::bad_argument("a batch spans at most 255 devices; submit several")
+        })?;
+        self.of.push(place);
+        Ok(())
+    }
+
+    pub(crate) fn devices(&self) -> &[Arc<Stager>] {
+        &self.devices
+    }
+}
+
+/// A copy's part in an entry: while it exists, the entry is not settled.
+pub(crate) struct Hold {
+    batch: Arc<BatchInner>,
+    entry: u32,
+    settled: bool,
+}
+
+impl Hold {
+    /// A part in an entry that is not settled, which some slice of it vouches for.
+    pub(crate) fn on(batch: &Arc<BatchInner>, entry: u32) -> Self {
+        // Relaxed: the slice keeps the count from falling to nothing meanwhile.
+        batch.entries[entry as usize].left.fetch_add(1, Ordering::Relaxed);
+        Self { batch: Arc::clone(batch), entry, settled: false }
+    }
+
+    pub(crate) fn batch(&self) -> &BatchInner {
+        &self.batch
+    }
+
+    /// Pins on what the entry's local range touches, of their own.
+    pub(crate) fn pins(&self) -> Vec<Pin> {
+        let Request { local, len, .. } = self.batch.request(self.entry);
+        let held = locked(&self.batch.held);
+        held.pins.iter().filter(|pin| pin.touches(local, len)).map(Pin::again).collect()
+    }
+
+    pub(crate) fn settle(mut self, verdict: std::result::Result<(), Cause>) {
+        self.settled = true;
+        self.batch.settle(self.entry, verdict);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.batch.settle(self.entry, Err(let_go()));
+        }
+    }
+}
+
+#[cold]
+fn let_go() -> Cause {
+    Cause::Unknown("the engine let go of it, which is a bug in it".into())
 }
 
 impl Slice {
@@ -500,6 +611,19 @@ impl Slice {
         rest.tries = self.tries;
         self.len = len;
         rest
+    }
+
+    /// The device that its local memory is on; `None`: a socket takes it.
+    pub(crate) fn device(&self) -> Option<&Arc<Stager>> {
+        match self.batch.entries[self.entry as usize].place {
+            0 => None,
+            place => Some(&self.batch.devices[usize::from(place) - 1]),
+        }
+    }
+
+    /// Keeps the entry from being settled while a copy of it is in progress.
+    pub(crate) fn hold(&self) -> Hold {
+        Hold::on(&self.batch, self.entry)
     }
 
     pub(crate) fn op(&self) -> Op {
@@ -523,8 +647,7 @@ impl Slice {
 impl Drop for Slice {
     fn drop(&mut self) {
         if !self.settled {
-            let why = Cause::Unknown("the engine let go of it, which is a bug in it".into());
-            self.batch.settle(self.entry, Err(why));
+            self.batch.settle(self.entry, Err(let_go()));
         }
     }
 }
@@ -574,8 +697,16 @@ pub(crate) mod tests {
     pub(crate) fn batch_of(requests: Vec<Request>) -> Batch {
         let now = Instant::now();
         let owner = Arc::new(Nobody("peer:1".into(), AtomicUsize::new(0)));
-        let times = (now, now + Duration::from_secs(9));
-        Batch { inner: BatchInner::new(owner, requests, Held::default(), None, times) }
+        let order = Order {
+            requests,
+            held: Held::default(),
+            places: Places::default(),
+            notification: None,
+            started: now,
+            deadline: now + Duration::from_secs(9),
+            word: None,
+        };
+        Batch { inner: BatchInner::new(owner, order) }
     }
 
     #[test]

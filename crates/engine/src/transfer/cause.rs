@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tensorferry_gpu::DeviceId;
 use tensorferry_wire::WireError;
 
 use crate::error::{Error, Subject};
+use crate::staging::Fault;
 
 /// Why a batch is told to stop.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,7 +30,11 @@ pub(crate) enum Cause {
     Lost(Arc<str>),
     /// A WRITE's outcome is not known.
     Unknown(Arc<str>),
-    BadAddress,
+    /// The kernel cannot touch the local memory; what the GPU libraries say.
+    BadAddress(Arc<str>),
+    /// A copy from or to a device failed, or there was no staging slot for it.
+    Device(Fault),
+    DeviceStuck(DeviceId),
     Stopped {
         stop: Stop,
         stage: &'static str,
@@ -60,7 +66,12 @@ impl Cause {
             Self::NotPublished => Error::RangeNotPublished(subject),
             Self::Lost(why) => Error::ConnectionLost { subject, why: why.to_string() },
             Self::Unknown(why) => Error::OutcomeUnknown { subject, why: why.to_string() },
-            Self::BadAddress => Error::BadLocalAddress { subject },
+            Self::BadAddress(gpus) => Error::BadLocalAddress { subject, gpus: gpus.to_string() },
+            Self::Device(why) => match &**why {
+                Error::Closed => Error::Closed,
+                why => Error::DeviceCopy { subject, why: why.to_string() },
+            },
+            &Self::DeviceStuck(device) => Error::DeviceStuck { subject: Some(subject), device },
             &Self::Stopped { stop, stage, sent } => match stop {
                 Stop::Cancelled => Error::Cancelled { subject, sent },
                 Stop::TimedOut => Error::TimedOut { subject, stage, sent },

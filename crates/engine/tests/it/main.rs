@@ -7,6 +7,7 @@ mod chaos;
 mod common;
 mod fake;
 mod faults;
+mod gpu;
 mod life;
 mod load;
 mod local;

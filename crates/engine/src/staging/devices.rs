@@ -1,0 +1,137 @@
+//! Which devices an engine uses, and what memory is where.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tensorferry_gpu::{Context, DeviceId, Discovery, Location, Memory, Settings};
+
+use crate::error::{Error, Result};
+use crate::staging::Stager;
+
+/// The GPU side of one engine: nothing, until memory of a device turns up.
+pub(crate) struct Devices {
+    gpus: Discovery,
+    /// Slots per ring, and bytes per slot.
+    slots: (usize, usize),
+    stagers: RwLock<HashMap<DeviceId, Arc<Stager>>>,
+    /// Set under the lock of `stagers`: no worker is started any more.
+    closed: AtomicBool,
+}
+
+/// What a range turned out to be.
+pub(crate) enum Place {
+    /// Memory that a socket takes.
+    Host,
+    /// Memory that the device's copies reach, and the number of its allocation.
+    Device(Arc<Stager>, Option<u64>),
+}
+
+/// How long closing waits for copies that hang.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+impl Devices {
+    pub(crate) fn new(settings: Settings, slots: (usize, usize)) -> Self {
+        Self {
+            gpus: Discovery::new(settings),
+            slots,
+            stagers: RwLock::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn gpus(&self) -> &Discovery {
+        &self.gpus
+    }
+
+    /// The worker of a device, started at the first call.
+    pub(crate) fn stager(&self, device: DeviceId, context: Context) -> Result<Arc<Stager>> {
+        let known = self.read().get(&device).cloned();
+        if let Some(stager) = known.filter(|stager| stager.is_open()) {
+            return Ok(stager);
+        }
+        let runtime = self.gpus.require_device(device)?;
+        let mut stagers = self.stagers.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stager) = stagers.get(&device).filter(|stager| stager.is_open()) {
+            return Ok(Arc::clone(stager));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Closed);
+        }
+        let stager = Stager::start(device, runtime, context, self.slots)?;
+        stagers.insert(device, Arc::clone(&stager));
+        Ok(stager)
+    }
+
+    /// Finds out what a range is. Of unknown memory only those libraries are asked that the process uses already.
+    ///
+    /// # Errors
+    /// The named device cannot be used; the range is in several allocations, or is not what it was said to be.
+    pub(crate) fn place(&self, location: Location, addr: u64, len: u64) -> Result<Place> {
+        let memory = self.gpus.classify(location, addr, len)?;
+        let named = match location {
+            Location::Device(device) => Some(device),
+            Location::Any | Location::Cpu => None,
+        };
+        let found = memory.staged_on();
+        if named.is_some_and(|named| found != Some(named)) {
+            let found =
+                found.map_or("host memory".to_owned(), |device| format!("memory of {device}"));
+            return Err(Error::WrongLocation { addr, len, named: location.to_string(), found });
+        }
+        match (memory, found) {
+            (_, Some(device)) => {
+                let stager = self.stager(device, Context::OfMemory(addr))?;
+                Ok(Place::Device(stager, memory.buffer_id()))
+            }
+            (Memory::PinnedHost { host, .. }, None) if host != addr => {
+                Err(Error::bad_argument(format!(
+                    "[{addr:#x}, +{len}) is how a device sees pinned host memory, which the host sees at {host:#x}; \
+                     use that address"
+                )))
+            }
+            _ => Ok(Place::Host),
+        }
+    }
+
+    /// What each vendor's library has answered so far, for the text of an error about an address.
+    pub(crate) fn report(&self) -> String {
+        let states = self.gpus.states();
+        let texts: Vec<String> = states.iter().map(ToString::to_string).collect();
+        texts.join("; ")
+    }
+
+    /// Whether any library could know about memory that is not registered.
+    pub(crate) fn is_any_in_use(&self) -> bool {
+        !self.gpus.in_use().is_empty()
+    }
+
+    /// As [`Stager::sweep`], for all.
+    pub(crate) fn sweep(&self, now: Instant) -> Option<Instant> {
+        self.read().values().filter_map(|stager| stager.sweep(now)).min()
+    }
+
+    pub(crate) fn revoke(&self, addr: u64) {
+        self.read().values().for_each(|stager| stager.revoke(addr));
+    }
+
+    pub(crate) fn is_starving(&self, now: Instant, limit: Duration) -> bool {
+        self.read().values().any(|stager| stager.is_starving(now, limit))
+    }
+
+    /// Ends all copies.
+    pub(crate) fn close(&self) {
+        let stagers = self.stagers.write().unwrap_or_else(PoisonError::into_inner);
+        self.closed.store(true, Ordering::Relaxed);
+        let all: Vec<_> = stagers.values().cloned().collect();
+        drop(stagers);
+        for stager in all {
+            stager.close(PATIENCE);
+        }
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<DeviceId, Arc<Stager>>> {
+        self.stagers.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}

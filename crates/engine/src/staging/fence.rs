@@ -1,0 +1,276 @@
+//! The order with the caller's own work: a batch starts behind what is on a stream, and what comes
+//! on the stream later may wait for the batch.
+#![expect(unsafe_code, reason = "calls into the GPU library, on streams that callers vouch for")]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use tensorferry_gpu::{
+    Context, DeviceId, Entered, Event, GpuError, GpuRuntime, StreamHandle, Thread,
+};
+
+use crate::error::{Error, Result};
+use crate::staging::{Devices, Fault, Stager};
+use crate::sync::locked;
+use crate::transfer::{BatchInner, Cause, Stop, UserStream};
+
+/// A batch that waits for a stream.
+pub(crate) struct Gate {
+    batch: Arc<BatchInner>,
+    event: Event,
+    /// Somebody has begun the batch, or given it up.
+    decided: AtomicBool,
+    begin: Box<dyn Fn(Arc<BatchInner>) + Send + Sync>,
+}
+
+/// The order of one batch, before there is the batch.
+pub(crate) struct Pending {
+    stager: Arc<Stager>,
+    event: Event,
+    /// What later work on the stream waits for.
+    pub(crate) word: Option<Word>,
+    /// Later work on this stream is to wait in a host function, for want of anything better.
+    host_function: Option<StreamHandle>,
+}
+
+/// A word of pinned memory that a stream waits for.
+pub(crate) struct Word {
+    place: Place,
+    device: DeviceId,
+}
+
+/// Where a word is, and the last value that was waited for there.
+#[derive(Clone, core::marker::Copy)]
+struct Place {
+    addr: u64,
+    value: u32,
+}
+
+/// How long later work may be held beyond its batch's deadline by a host function.
+const LATE: Duration = Duration::from_secs(1);
+const PAGE: usize = 4096;
+/// Words on cache lines of their own.
+const STRIDE: usize = 64;
+
+/// Has the work that is on the stream now come before a batch, whose local memory is on `devices` among others;
+/// and what comes later behind it, if that is wished.
+///
+/// # Errors
+/// The stream is being captured; what the library refused.
+pub(crate) fn order(
+    devices: &Devices,
+    stream: UserStream,
+    local: &[Arc<Stager>],
+) -> Result<Pending> {
+    let runtime = devices.gpus().require(stream.vendor).map_err(Error::from)?;
+    let known = local.iter().map(|s| s.device()).filter(|d| d.vendor == stream.vendor);
+    let count = runtime.device_count().map_err(Error::from)?;
+    let all = (0..count).map(|ordinal| DeviceId::new(stream.vendor, ordinal));
+    let mut refused = None;
+    for device in known.chain(all) {
+        match record(&*runtime, device, stream) {
+            Ok((event, word)) => {
+                let stager = devices.stager(device, Context::InUse)?;
+                let held = stream.holds_later_work && word.is_none();
+                let host_function = held.then_some(stream.handle);
+                return Ok(Pending { stager, event, word, host_function });
+            }
+            Err(error @ Error::StreamCaptured { .. }) => return Err(error),
+            // A stream belongs to one device, and only that takes it.
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    Err(refused
+        .unwrap_or_else(|| Error::bad_argument("there is no device that a stream could be on")))
+}
+
+/// Marks the present end of the stream, and has what comes later wait for a word if that is wished and possible.
+fn record(
+    runtime: &dyn GpuRuntime,
+    device: DeviceId,
+    stream: UserStream,
+) -> Result<(Event, Option<Word>)> {
+    let handle = stream.handle;
+    let _relaxed = runtime.relax_capture()?;
+    let inside = runtime.enter(device.ordinal, Context::InUse, Thread::Callers)?;
+    // SAFETY: `UserStream::new`'s caller promised that the stream lives.
+    if unsafe { runtime.is_capturing(handle) }? {
+        return Err(Error::StreamCaptured { stream: handle.raw(), device });
+    }
+    let event = runtime.create_event(&inside)?;
+    // SAFETY: the event is ours, the stream lives and is not being captured.
+    if let Err(error) = unsafe { runtime.record_event(event, handle) } {
+        destroy(runtime, event);
+        return Err(error.into());
+    }
+    let word = if stream.holds_later_work { hold(runtime, &inside, handle) } else { None };
+    Ok((event, word))
+}
+
+fn destroy(runtime: &dyn GpuRuntime, event: Event) {
+    // SAFETY: ours; its only user gives it up.
+    if let Err(error) = unsafe { runtime.destroy_event(event) } {
+        tracing::debug!("{error}");
+    }
+}
+
+/// Has later work on the stream wait for a word; `None` where the library or the device cannot.
+fn hold(runtime: &dyn GpuRuntime, inside: &Entered<'_>, stream: StreamHandle) -> Option<Word> {
+    if !runtime.can_wait_value() {
+        return None;
+    }
+    let word = Word::take(runtime, inside).map_err(|error| tracing::debug!("{error}")).ok()?;
+    let Place { addr, value } = word.place;
+    // SAFETY: the stream lives; the word is in pinned memory that is never freed; we are in the stream's context.
+    match unsafe { runtime.stream_wait_value(stream, addr, value) } {
+        Ok(()) => Some(word),
+        Err(error) => {
+            tracing::debug!("{error}");
+            None
+        }
+    }
+}
+
+impl Pending {
+    /// Begins the batch when the stream has come to it.
+    ///
+    /// # Errors
+    /// Later work on the stream cannot be made to wait; the batch has failed.
+    pub(crate) fn start(
+        self,
+        batch: &Arc<BatchInner>,
+        begin: impl Fn(Arc<BatchInner>) + Send + Sync + 'static,
+    ) -> Result<()> {
+        if let Some(stream) = self.host_function
+            && let Err(error) = self.hold_by_function(stream, batch)
+        {
+            destroy(&**self.stager.runtime(), self.event);
+            batch.fail_unbegun(&Cause::Whole(Arc::new(error.clone())));
+            return Err(error);
+        }
+        let (batch, begin) = (Arc::clone(batch), Box::new(begin));
+        let decided = AtomicBool::new(false);
+        self.stager.watch(Arc::new(Gate { batch, event: self.event, decided, begin }));
+        Ok(())
+    }
+
+    fn hold_by_function(&self, stream: StreamHandle, batch: &Arc<BatchInner>) -> Result<()> {
+        let (runtime, ordinal) = (self.stager.runtime(), self.stager.device().ordinal);
+        let _relaxed = runtime.relax_capture()?;
+        let _inside = runtime.enter(ordinal, Context::InUse, Thread::Callers)?;
+        let user = Arc::into_raw(Arc::clone(batch)).cast_mut().cast::<c_void>();
+        // SAFETY: the stream lives; the function owns `user`, which is called once at most, and calls no library.
+        let launched = unsafe { runtime.launch_host_fn(stream, wait_until_final, user) };
+        if launched.is_err() {
+            // SAFETY: from `into_raw` above; the function was not launched, so it is still ours.
+            drop(unsafe { Arc::from_raw(user.cast_const().cast::<BatchInner>()) });
+        }
+        Ok(launched?)
+    }
+}
+
+/// Holds a stream until a batch is final; on a thread of the driver.
+unsafe extern "C" fn wait_until_final(user: *mut c_void) {
+    // SAFETY: `hold_by_function` passed one count of the batch, for one call.
+    let batch = unsafe { Arc::from_raw(user.cast_const().cast::<BatchInner>()) };
+    batch.sleep(batch.deadline + LATE);
+}
+
+impl Gate {
+    /// Begins the batch if the stream has come to it; true if there is nothing more to watch.
+    pub(super) fn look(&self, runtime: &dyn GpuRuntime) -> bool {
+        // SAFETY: the event is ours, and destroyed only below.
+        let verdict = match unsafe { runtime.query_event(self.event) } {
+            Ok(false) => return false,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        destroy(runtime, self.event);
+        match verdict {
+            Ok(()) if self.decide() => (self.begin)(Arc::clone(&self.batch)),
+            Ok(()) => {}
+            Err(error) => self.fail(&Arc::new(error.into())),
+        }
+        true
+    }
+
+    pub(super) fn fail(&self, why: &Fault) {
+        if self.decide() {
+            self.batch.fail_unbegun(&Cause::Device(Arc::clone(why)));
+        }
+    }
+
+    /// Gives the batch up if it is to stop; else returns its deadline.
+    pub(super) fn sweep(&self, now: Instant) -> Option<Instant> {
+        let Some(stop) = self.batch.stop_at(now) else {
+            let waits = !self.decided.load(Ordering::Relaxed);
+            return waits.then_some(self.batch.deadline);
+        };
+        if self.decide() {
+            let stage = "it waited for the work before it on the caller's stream";
+            self.batch.fail_unbegun(&Cause::Stopped { stop, stage, sent: false });
+        }
+        None
+    }
+
+    pub(super) fn revoke(&self, addr: u64) {
+        if self.batch.pins_buffer(addr) {
+            self.batch.request_stop(Stop::Unregistered);
+        }
+    }
+
+    fn decide(&self) -> bool {
+        !self.decided.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// Words that nobody waits for any more, by device. They outlive engines: a stream may look at a word a moment after
+/// its batch is final, and nobody can tell when it has.
+fn free_words() -> MutexGuard<'static, HashMap<DeviceId, Vec<Place>>> {
+    static FREE: OnceLock<Mutex<HashMap<DeviceId, Vec<Place>>>> = OnceLock::new();
+    locked(FREE.get_or_init(Mutex::default))
+}
+
+impl Word {
+    fn take(runtime: &dyn GpuRuntime, inside: &Entered<'_>) -> std::result::Result<Self, GpuError> {
+        let device = inside.device();
+        let known = free_words().get_mut(&device).and_then(Vec::pop);
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let page = runtime.alloc_pinned(inside, PAGE)?;
+                // SAFETY: `PAGE` bytes of our own that nobody knows of yet.
+                unsafe { page.as_ptr().write_bytes(0, PAGE) };
+                let addrs = (0..PAGE / STRIDE).map(|i| page.addr() + (i * STRIDE) as u64);
+                let mut words = free_words();
+                let words = words.entry(device).or_default();
+                words.extend(addrs.map(|addr| Place { addr, value: 0 }));
+                words.pop().expect("a page has words")
+            }
+        };
+        // Whoever waited here before waits for less, so that the next value lets it pass as well.
+        let place = Place { value: place.value.wrapping_add(1), ..place };
+        Ok(Self { place, device })
+    }
+
+    /// Lets the stream go on.
+    pub(crate) fn release(&self) {
+        let at = ptr::with_exposed_provenance_mut::<u32>(self.place.addr as usize);
+        // SAFETY: aligned, in pinned memory of ours that is never freed, and used by atomic access only.
+        let word = unsafe { AtomicU32::from_ptr(at) };
+        // Release: a device that sees the value sees the bytes of the batch.
+        word.store(self.place.value, Ordering::Release);
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        // A batch that never was, or is final: nobody may be left waiting.
+        self.release();
+        free_words().entry(self.device).or_default().push(self.place);
+    }
+}

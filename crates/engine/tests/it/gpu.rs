@@ -1,0 +1,188 @@
+//! Device memory at either end, with simulated libraries.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tensorferry::gpu::{DeviceId, Vendor};
+use tensorferry::{
+    Config, DeviceBuffer, Engine, HostBuffer, Op, OwnedRequest, RegisterOptions, Segment,
+};
+use tensorferry_simgpu::{Control, install, library};
+
+use crate::common::{engine, pattern, within};
+
+const MIB: usize = 1 << 20;
+const SLOT: usize = MIB;
+
+/// A simulated library, loaded as a framework would have it.
+pub(crate) struct Sim {
+    pub(crate) control: Control,
+    pub(crate) file: PathBuf,
+    pub(crate) vendor: Vendor,
+}
+
+impl Sim {
+    /// An image of its own, of the first of `names`; the others lie beside it.
+    pub(crate) fn new(vendor: Vendor, names: &[&str]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("sim/{}-{number}", std::process::id());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+        let simulator = library().expect("cargo builds the simulator before the tests");
+        let files = install(&simulator, &folder, names).expect("the target folder can be written");
+        let control = Control::open(&files[0]).expect("the simulator can be opened");
+        // Mapped, its file is not needed any more; and no other test finds it.
+        Self { control, file: files[0].clone(), vendor }
+    }
+
+    pub(crate) fn device(&self, ordinal: u32) -> DeviceId {
+        DeviceId::new(self.vendor, ordinal)
+    }
+
+    /// Settings with which an engine takes this library.
+    pub(crate) fn config(&self) -> Config {
+        self.add_to(Config::default())
+    }
+
+    pub(crate) fn add_to(&self, mut config: Config) -> Config {
+        let file = Some(self.file.clone());
+        match self.vendor {
+            Vendor::Cuda => config.gpu.cuda_library = file,
+            Vendor::Musa => config.gpu.musa_library = file,
+            Vendor::Hip => config.gpu.hip_library = file,
+        }
+        config
+    }
+}
+
+/// Memory of either kind.
+#[derive(Clone, Debug)]
+pub(crate) enum Buffer {
+    Host(HostBuffer),
+    Device(DeviceBuffer),
+}
+
+impl Buffer {
+    pub(crate) fn on(engine: &Engine, device: Option<DeviceId>, len: usize) -> Self {
+        match device {
+            None => Self::Host(HostBuffer::zeroed(len).unwrap()),
+            Some(device) => Self::Device(engine.device_buffer(device, len).unwrap()),
+        }
+    }
+
+    pub(crate) fn register(&self, engine: &Engine) {
+        let options = RegisterOptions::default();
+        match self {
+            Self::Host(buffer) => engine.register_buffer(buffer, &options).unwrap(),
+            Self::Device(buffer) => engine.register_device_buffer(buffer, &options).unwrap(),
+        }
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        match self {
+            Self::Host(buffer) => buffer.addr(),
+            Self::Device(buffer) => buffer.addr(),
+        }
+    }
+
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        match self {
+            Self::Host(buffer) => buffer.write(offset, bytes),
+            Self::Device(buffer) => buffer.write(offset, bytes).unwrap(),
+        }
+    }
+
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        match self {
+            Self::Host(buffer) => buffer.read(offset, len),
+            Self::Device(buffer) => buffer.read(offset, len).unwrap(),
+        }
+    }
+
+    pub(crate) fn request(&self, op: Op, offset: usize, remote: u64, len: usize) -> OwnedRequest {
+        match self {
+            Self::Host(buffer) => buffer.request(op, offset, remote, len).unwrap(),
+            Self::Device(buffer) => buffer.request(op, offset, remote, len).unwrap(),
+        }
+    }
+}
+
+/// Two engines with a buffer each, and what is between them.
+pub(crate) struct Ends {
+    pub(crate) _target: Engine,
+    pub(crate) remote: Buffer,
+    pub(crate) _initiator: Engine,
+    pub(crate) local: Buffer,
+    pub(crate) segment: Segment,
+}
+
+impl Ends {
+    /// `devices` are those of the initiator and of the target; `None` is the host.
+    pub(crate) fn new(config: &Config, devices: [Option<DeviceId>; 2], len: usize) -> Self {
+        let target = engine(config.clone());
+        let remote = Buffer::on(&target, devices[1], len);
+        remote.register(&target);
+        let initiator = engine(config.clone());
+        let local = Buffer::on(&initiator, devices[0], len);
+        let segment = initiator.open(target.name()).unwrap();
+        Self { _target: target, remote, _initiator: initiator, local, segment }
+    }
+
+    /// Moves the first `len` bytes, and checks them and the byte behind them.
+    pub(crate) fn check(&self, op: Op, len: usize, seed: u64) {
+        let bytes = pattern(len, seed);
+        let (from, to) = match op {
+            Op::Write => (&self.local, &self.remote),
+            Op::Read => (&self.remote, &self.local),
+        };
+        from.write(0, &bytes);
+        to.write(len, &[0xa5]);
+        let request = self.local.request(op, 0, self.remote.addr(), len);
+        let options = within(std::time::Duration::from_secs(30));
+        self.segment.submit_owned(&[request], options).unwrap().wait().unwrap();
+        assert!(to.read(0, len) == bytes, "{op:?} of {len} bytes");
+        assert_eq!(to.read(len, 1), [0xa5], "{op:?} of {len} bytes wrote one more");
+    }
+}
+
+const SIZES: [usize; 8] = [1, 511, 512, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 7, 256 * MIB];
+
+fn every_pairing_and_size(sim: &Sim) {
+    let (device, config) = (sim.device(1), sim.config());
+    for devices in
+        [[Some(device), Some(device)], [Some(device), None], [None, Some(device)], [None, None]]
+    {
+        let ends = Ends::new(&config, devices, 256 * MIB + 1);
+        for (i, len) in SIZES.into_iter().enumerate() {
+            for op in [Op::Write, Op::Read] {
+                ends.check(op, len, 2 * i as u64 + u64::from(op == Op::Read));
+            }
+        }
+    }
+    assert_eq!(sim.control.count("contexts.0"), 0, "device 0 was not used");
+}
+
+#[test]
+fn every_pairing_and_size_by_the_cuda_driver() {
+    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcuda.so.1"]));
+}
+
+#[test]
+fn every_pairing_and_size_by_cuda_runtime_12() {
+    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.12", "libcuda.so.1"]));
+}
+
+#[test]
+fn every_pairing_and_size_by_cuda_runtime_13() {
+    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.13", "libcuda.so.1"]));
+}
+
+#[test]
+fn every_pairing_and_size_by_musa_5() {
+    every_pairing_and_size(&Sim::new(Vendor::Musa, &["libmusart.so.5", "libmusa.so.1"]));
+}
+
+#[test]
+fn every_pairing_and_size_by_hip_6() {
+    every_pairing_and_size(&Sim::new(Vendor::Hip, &["libamdhip64.so.6"]));
+}
