@@ -607,13 +607,22 @@ def test_registering_answers_as_existing_engines_do(engine):
     assert engine.unregister_memory(memory.addr) == -3
 
 
-@pytest.mark.parametrize("location", ["cuda:0", "musa:1", "hip:0", "cuda"])
-def test_gpu_locations_are_refused(engine, location):
+@pytest.mark.parametrize("location", ["*", "", "cpu", "cpu:0", "cpu:12", b"cpu:1"])
+def test_locations_of_host_memory(engine, location, caplog):
     memory = Memory(16)
-    assert engine.register_memory(memory.addr, 16, location) == -1
-    assert "GPU" in TransferEngine.last_error()
-    assert engine.batch_register_memory([memory.addr], [16], location=location) == -1
-    assert engine.register_memory(memory.addr, 16, "*") == 0
+    assert engine.register_memory(memory.addr, 16, location) == 0
+    assert engine.unregister_memory(memory.addr) == 0
+    assert engine.batch_register_memory([memory.addr], [16], location=location) == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("location", ["gpu:0", "cuda", "cuda:", "cuda:-1", "cpu:", "cpu:x", "CPU", "npu:3"])
+def test_an_unknown_location_is_said_once(engine, location, caplog):
+    memory = Memory(16)
+    for _ in range(2):
+        assert engine.register_memory(memory.addr, 16, location) == 0
+        assert engine.unregister_memory(memory.addr) == 0
+    assert [r.getMessage() for r in caplog.records] == [f'location "{location}" is unknown: "*" is used']
 
 
 def test_managed_buffers_live_from_allocate_to_free(engine):

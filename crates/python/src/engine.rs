@@ -1,5 +1,4 @@
 //! The class `TransferEngine`.
-#![expect(unsafe_code, reason = "addresses from Python")]
 
 use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
+use tensorferry::gpu::Location;
 use tensorferry::{BatchId, BatchState, Error, Op, P2P_HANDSHAKE};
 
 use crate::args::{Data, Int, Ints, Text, room};
 use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
-use crate::managed::REGISTER;
 use crate::ready::{Lists, Ready, make};
 use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 use crate::waiting::aside;
@@ -33,6 +32,9 @@ const PROBE_OTHER: i32 = -200;
 ///
 /// Memory that is handed over, by address, must stay mapped: registered memory until
 /// `unregister_memory` has returned, the local memory of a transfer until the transfer has ended.
+///
+/// An address may be memory of a GPU. Its bytes must be there when a call is made, which a program that has
+/// kernels running on a stream makes sure of by synchronising it.
 #[pyclass(frozen, subclass, weakref, module = "tensorferry.mooncake")]
 pub(crate) struct TransferEngine {
     /// Locked with the interpreter lock held, and never while it is released.
@@ -126,11 +128,12 @@ impl TransferEngine {
     ///
     /// Memory that cannot be written, such as a file mapped read-only, can be READ only.
     ///
-    /// `location` is "*", "cpu" or "cpu:N"; anything else counts as "*", and the log says so once, but GPU
-    /// memory ("cuda:0") is refused: this version moves none.
+    /// `location` is "*" (find out), "cpu", "cpu:N", or a GPU: "cuda:N", "musa:N", "hip:N". Anything else counts
+    /// as "*", and so does a GPU that the memory is not on; the log says so once. "*" is right for all memory
+    /// that the process uses; a named GPU is looked for, and its library initialised, if nobody has done that.
     ///
     /// Returns 0; -7 if the range overlaps a registered one; -1 for a length of 0, address 0, a range
-    /// that wraps, memory that is not mapped, a GPU location.
+    /// that wraps, memory that neither this process nor a GPU library in use knows, a named GPU that is not there.
     #[pyo3(
         signature = (buffer_addr, capacity, location=Text::default()),
         text_signature = "($self, buffer_addr, capacity, location='*')"
@@ -144,12 +147,8 @@ impl TransferEngine {
     ) -> PyResult<i32> {
         settle(py, "register_memory", code, || {
             let ready = self.ready()?;
-            check_location(py, &location.0)?;
-            py.detach(|| {
-                // SAFETY: the caller keeps the range mapped and writable until `unregister_memory` for it
-                // has returned, as the class's documentation asks.
-                unsafe { ready.engine().register(buffer_addr.0, capacity.0, &REGISTER) }
-            })?;
+            let location = location_of(py, &location.0)?;
+            ready.register(py, &[(buffer_addr.0, capacity.0)], location)?;
             Ok(0)
         })
     }
@@ -187,11 +186,8 @@ impl TransferEngine {
         settle(py, "batch_register_memory", code, || {
             let ranges = ranges(py, &buffer_addresses, &capacities)?;
             let ready = self.ready()?;
-            check_location(py, &location.0)?;
-            py.detach(|| {
-                // SAFETY: as in `register_memory`, for each of the ranges.
-                unsafe { ready.engine().register_all(&ranges, &REGISTER) }
-            })?;
+            let location = location_of(py, &location.0)?;
+            ready.register(py, &ranges, location)?;
             Ok(0)
         })
     }
@@ -891,21 +887,19 @@ fn ranges(
     Ok(ranges)
 }
 
-fn check_location(py: Python<'_>, location: &str) -> Result<(), Failure> {
-    let (kind, number) = location.split_once(':').unwrap_or((location, "0"));
-    let numbered = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    match kind {
-        "" | "*" if location == kind => Ok(()),
-        "cpu" if numbered => Ok(()),
-        "cuda" | "musa" | "hip" => Err(Failure::new(format!(
-            "location {location:?} is GPU memory, and this version moves host memory only; register \
-             host memory (location \"*\" or \"cpu:0\")"
-        ))),
-        _ => {
-            logging::warn_once(py, format!("location {location:?} is unknown: \"*\" is used"))?;
-            Ok(())
-        }
+/// Where the caller says that memory is; a text that says nothing to us counts as nothing said.
+fn location_of(py: Python<'_>, text: &str) -> Result<Location, Failure> {
+    if let Ok(location) = text.parse() {
+        return Ok(location);
     }
+    let node = text.strip_prefix("cpu:").unwrap_or_default();
+    if !node.is_empty() && node.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(Location::Cpu);
+    }
+    if !text.is_empty() {
+        logging::warn_once(py, format!("location {text:?} is unknown: \"*\" is used"))?;
+    }
+    Ok(Location::Any)
 }
 
 fn op_of(opcode: TransferOpcode) -> Result<Op, Failure> {

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tensorferry::gpu::Location;
 use tensorferry::{
-    Batch, Config, Engine, Error, HostBuffer, MetadataServer, Notification, OnFull, Op, Request,
-    Segment, SubmitOptions,
+    Access, Batch, Config, Engine, Error, HostBuffer, MetadataServer, Notification, OnFull, Op,
+    RegisterOptions, Repeat, Request, Segment, SubmitOptions,
 };
 
 use crate::args::{Int, Ints, MOST_ENTRIES, room};
@@ -228,12 +229,40 @@ impl Ready {
         op: Op,
     ) -> Result<u64, Failure> {
         let known = self.known().contains(peer);
-        let batch =
-            self.submit(py, &Order { peer, lists, op, notification: None }, |batch| batch)?;
+        let order = Order { peer, lists, op, notification: None };
+        let batch = self.submit(py, &order, |batch| batch)?;
         if !known {
             self.meet(py, peer, &batch)?;
         }
         Ok(self.engine.batches().insert(batch).as_raw())
+    }
+
+    /// Registers all of the ranges, or none of them.
+    ///
+    /// A location that is not where the memory is counts as none, since existing engines do not look at it.
+    pub(crate) fn register(
+        &self,
+        py: Python<'_>,
+        ranges: &[(u64, u64)],
+        location: Location,
+    ) -> Result<(), Failure> {
+        let register = |location| {
+            // Weights are often mapped from a file, read-only. Existing engines know no repeats.
+            let (access, repeat) = (Access::AsMapped, Repeat::Refused);
+            let options = RegisterOptions { access, repeat, location };
+            // SAFETY: the caller keeps the ranges mapped (device memory: allocated) until `unregister` for them
+            // has returned, as the class's documentation asks.
+            py.detach(|| unsafe { self.engine.register_all(ranges, &options) })
+        };
+        let Err(error) = register(location) else { return Ok(()) };
+        if !matches!(error, Error::WrongLocation { .. }) {
+            return Err(error.into());
+        }
+        let said = format!(
+            "location \"{location}\" was given for memory that is not there; it counts as \"*\""
+        );
+        logging::warn_once(py, said)?;
+        Ok(register(Location::Any)?)
     }
 
     /// Finds out whether the peer of the first batch to it is there.
