@@ -253,18 +253,6 @@ def test_topology():
             assert text == '{\n\t"cpu:0" : \n\t[\n\t\t[],\n\t\t[]\n\t]\n}\n'
 
 
-@ours_only
-def test_gpu_streams_are_a_clear_error():
-    """The methods of GPU builds either are not there or raise an error that says what is missing."""
-    need(OURS)
-    with EngineProcess(OURS) as process:
-        process.open()
-        for method in ("transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"):
-            call = process.te(method, "127.0.0.1:1", *([[1]] * 3 if method.startswith("batch") else [1] * 3))
-            assert call.raised and call.raised[0] in ("RuntimeError", "NotImplementedError", "AttributeError"), call
-            assert call.raised[1]
-
-
 def test_a_first_address_before_anything_is_registered(two):
     own = two.initiator
     assert own.value("get_first_buffer_address", own.name) == own.mem

@@ -27,11 +27,11 @@ METHODS = {
     "batch_transfer_async": "(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint='')",
     "batch_transfer_async_read": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
     "batch_transfer_async_write": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
-    "batch_transfer_read_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)",
+    "batch_transfer_read_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')",
     "batch_transfer_sync": "(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None, transport_hint='')",
     "batch_transfer_sync_read": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
     "batch_transfer_sync_write": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
-    "batch_transfer_write_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)",
+    "batch_transfer_write_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')",
     "batch_unregister_memory": "(addrs, /)",
     "close": "()",
     "free_managed_buffer": "(addr, length, /)",
@@ -50,12 +50,12 @@ METHODS = {
     "send_probe": "(peer_server_name)",
     "stats": "()",
     "transfer_check_status": "(batch_id, /)",
-    "transfer_read_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)",
+    "transfer_read_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')",
     "transfer_submit_write": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
     "transfer_sync": "(target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint='')",
     "transfer_sync_read": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
     "transfer_sync_write": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
-    "transfer_write_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)",
+    "transfer_write_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')",
     "unregister_memory": "(addr, /)",
     "warmup_efa_segment": "(segment_name)",
     "write_bytes_to_buffer": "(addr, data, length, /)",
@@ -808,15 +808,6 @@ def test_last_error_is_the_calling_threads(engine):
     assert "0x1000" in TransferEngine.last_error()
     assert engine.batch_unregister_memory([]) == 0
     assert TransferEngine.last_error() is None
-
-
-def test_gpu_streams_are_refused_in_words(engine):
-    for method, one in [("transfer_write_on_cuda", 1), ("transfer_read_on_cuda", 1)]:
-        with pytest.raises(NotImplementedError, match="GPU"):
-            getattr(engine, method)("x:1", one, one, one, stream_ptr=5)
-    for method in ("batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"):
-        with pytest.raises(RuntimeError, match="GPU"):
-            getattr(engine, method)("x:1", [1], [1], [1])
 
 
 def test_engines_are_told_apart(engine):

@@ -1,9 +1,7 @@
 //! The class `TransferEngine`.
 
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 use tensorferry::gpu::Location;
@@ -34,7 +32,7 @@ const PROBE_OTHER: i32 = -200;
 /// `unregister_memory` has returned, the local memory of a transfer until the transfer has ended.
 ///
 /// An address may be memory of a GPU. Its bytes must be there when a call is made, which a program that has
-/// kernels running on a stream makes sure of by synchronising it.
+/// kernels running on a stream makes sure of by synchronising it, or by the methods `..._on_cuda`.
 #[pyclass(frozen, subclass, weakref, module = "tensorferry.mooncake")]
 pub(crate) struct TransferEngine {
     /// Locked with the interpreter lock held, and never while it is released.
@@ -671,72 +669,129 @@ impl TransferEngine {
         self.made().map_or(0, |ready| ready.number)
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// Starts what `transfer_sync_write` does, in order with a stream, and does not wait for it.
+    ///
+    /// It begins when the work is done that is on the stream now, and work that is put on the stream later waits
+    /// until it has ended. `stream_ptr` is a `cudaStream_t` as an integer (of torch: `stream.cuda_stream`); 0, 1
+    /// and 2 are the default streams. Where MUSA or HIP is what the process uses, it is a stream of theirs. The
+    /// stream must not be destroyed before it has gone on behind the transfer.
+    ///
+    /// Returns None. Raises RuntimeError where nothing can be started: the name or the lists make no sense, the stream
+    /// is being captured, there is no GPU, the engine is not initialized. A transfer that fails later lets the
+    /// stream go on. It is an ERROR on the logger `tensorferry.mooncake`, counts as `on_cuda_failed` in `stats()`,
+    /// and is raised, once, by the next of these four methods, which then starts nothing.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+        signature = (
+            target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn transfer_write_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffer: &Bound<'_, PyAny>,
-        peer_buffer_address: &Bound<'_, PyAny>,
-        length: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
-        Err(no_gpu("transfer_write_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            let order = (&*target_hostname.0, &lists, Op::Write, stream_ptr);
+            self.begin_on_stream(py, "transfer_write_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// Starts what `transfer_sync_read` does, in order with a stream, and does not wait for it.
+    ///
+    /// Otherwise as `transfer_write_on_cuda`.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+        signature = (
+            target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn transfer_read_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffer: &Bound<'_, PyAny>,
-        peer_buffer_address: &Bound<'_, PyAny>,
-        length: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
-        Err(no_gpu("transfer_read_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            let order = (&*target_hostname.0, &lists, Op::Read, stream_ptr);
+            self.begin_on_stream(py, "transfer_read_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// `transfer_write_on_cuda` for many ranges at once: three sequences of the same length.
+    ///
+    /// The ranges are written in any order; the stream goes on when all of them are in place, or one has failed and
+    /// the rest has ended.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn batch_transfer_write_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        peer_buffer_addresses: &Bound<'_, PyAny>,
-        lengths: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
-        Err(no_gpu("batch_transfer_write_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let order = (&*target_hostname.0, &lists, Op::Write, stream_ptr);
+            self.begin_on_stream(py, "batch_transfer_write_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// `transfer_read_on_cuda` for many ranges at once: three sequences of the same length.
+    ///
+    /// Otherwise as `batch_transfer_write_on_cuda`.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn batch_transfer_read_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        peer_buffer_addresses: &Bound<'_, PyAny>,
-        lengths: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
-        Err(no_gpu("batch_transfer_read_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let order = (&*target_hostname.0, &lists, Op::Read, stream_ptr);
+            self.begin_on_stream(py, "batch_transfer_read_on_cuda", order)
+        })
     }
 
     /// Ends the engine now: running transfers fail, peers cannot reach its memory, its sockets are closed.
@@ -767,7 +822,8 @@ impl TransferEngine {
     }
 
     /// What the engine has done so far: its counters by name, `"protocol"`, which is "tcp", and
-    /// `"requested_protocol"`, which is what `initialize` was given.
+    /// `"requested_protocol"`, which is what `initialize` was given. `"on_cuda_failed"` is how many transfers failed
+    /// that are in order with a stream.
     ///
     /// Raises RuntimeError before `initialize` and after `close`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -779,6 +835,9 @@ impl TransferEngine {
             for (name, value) in ready.engine().stats().to_pairs() {
                 stats.set_item(name, value)?;
             }
+            if ready.check().is_ok() {
+                stats.set_item("on_cuda_failed", ready.streamed_failures())?;
+            }
             Ok(stats)
         })
     }
@@ -787,6 +846,15 @@ impl TransferEngine {
 impl TransferEngine {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_on_stream(
+        &self,
+        py: Python<'_>,
+        method: &'static str,
+        (peer, lists, op, stream): (&str, &Lists, Op, Int),
+    ) -> Result<(), Failure> {
+        self.ready()?.begin_on_stream(py, method, peer, lists, (op, stream.0))
     }
 
     /// The engine of this process.
@@ -916,10 +984,4 @@ fn code(code: i32) -> i32 {
 /// The answer of calls that return an id or an address.
 fn no_id(_: i32) -> u64 {
     0
-}
-
-fn no_gpu(method: impl Display) -> PyErr {
-    let text = format!("{method}: this version moves no GPU memory; copy to host memory first");
-    last_error::set(text.clone());
-    PyNotImplementedError::new_err(text)
 }

@@ -13,6 +13,7 @@ mod logging;
 mod managed;
 mod program;
 mod ready;
+mod streamed;
 mod support;
 mod topology;
 mod types;

@@ -224,14 +224,14 @@ fn log(py: Python<'_>, name: &str, level: u8, text: &str) -> PyResult<()> {
 
 /// Which failures are logged: one per method and [`REPEAT`].
 #[derive(Default)]
-struct Limiter {
+pub(crate) struct Limiter {
     /// When a method was logged last, and how many of its failures were not since.
     logged: HashMap<&'static str, (Instant, u64)>,
 }
 
 impl Limiter {
     /// What to log about a failure of `method`; nothing if it was logged a moment ago.
-    fn line(&mut self, method: &'static str, text: &str) -> Option<String> {
+    pub(crate) fn line(&mut self, method: &'static str, text: &str) -> Option<String> {
         let now = Instant::now();
         let missed = match self.logged.get_mut(method) {
             Some((last, missed)) if now.duration_since(*last) < REPEAT => {
@@ -247,6 +247,21 @@ impl Limiter {
         }
         Some(line)
     }
+
+    /// What was not logged and will not be, since this is the end.
+    pub(crate) fn rest(&mut self) -> Vec<String> {
+        let missed = self.logged.drain().filter(|(_, (_, missed))| *missed > 0);
+        missed
+            .map(|(method, (_, missed))| {
+                format!("{method}: {missed} more failures were not logged")
+            })
+            .collect()
+    }
+}
+
+/// Logs an error from any thread, also one that may not take the interpreter lock.
+pub(crate) fn error(text: String) {
+    Queue::current().push(Record { level: Level::ERROR, target: FACE, text });
 }
 
 /// Logs that `method` failed, unless it has done so within the last second.

@@ -206,6 +206,7 @@ class TransferEngine:
         peer_buffer_address: SupportsIndex,
         length: SupportsIndex,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def transfer_read_on_cuda(
         self,
@@ -214,6 +215,7 @@ class TransferEngine:
         peer_buffer_address: SupportsIndex,
         length: SupportsIndex,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def batch_transfer_write_on_cuda(
         self,
@@ -222,6 +224,7 @@ class TransferEngine:
         peer_buffer_addresses: _Ints,
         lengths: _Ints,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def batch_transfer_read_on_cuda(
         self,
@@ -230,6 +233,7 @@ class TransferEngine:
         peer_buffer_addresses: _Ints,
         lengths: _Ints,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
 
     # Peers
