@@ -374,7 +374,7 @@ impl GpuRuntime for CudaDriver {
 
     fn classify(&self, addr: u64, len: u64, _named: Option<u32>) -> Result<Memory> {
         self.here()?;
-        queries::range(addr, len, |at, _| self.look(at))
+        queries::range(addr, len, |at| self.look(at))
     }
 
     fn buffer_id(&self, addr: u64) -> Result<Option<u64>> {

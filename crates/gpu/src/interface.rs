@@ -244,9 +244,9 @@ pub trait GpuRuntime: Send + Sync + fmt::Debug {
     /// What the library says about a device.
     fn device(&self, ordinal: u32) -> Result<DeviceInfo>;
 
-    /// What the `len` bytes at `addr` are. Made for registration: at most two questions about host
-    /// memory, and no more about device memory of a CUDA driver. Both ends are looked at where the
-    /// allocation's own range does not answer for the second.
+    /// What the `len` bytes at `addr` are. Made for registration: at most two questions about host,
+    /// pinned, device and managed memory (four about virtual memory of a MUSA driver). Both ends
+    /// are looked at where the allocation's own range does not answer for the second.
     ///
     /// `named` is the device that the caller says the memory is on: where an interface cannot
     /// answer without a context, it is asked there and nowhere else.

@@ -26,9 +26,9 @@ pub enum Memory {
         buffer_id: Option<u64>,
         /// Start of the range that is known to belong together.
         base: u64,
-        /// Its length. For virtual memory (expandable segments) and pools these two are the range
-        /// that was asked about: the reservation around it may be terabytes, and mapped in part
-        /// only.
+        /// Its length. For virtual memory (expandable segments), pools and HIP these two are the
+        /// range that was asked about: the reservation around it may be terabytes, and mapped in
+        /// part only.
         size: u64,
     },
     /// Managed memory: the host could touch it, but the pages would migrate, or fault while a

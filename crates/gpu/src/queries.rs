@@ -55,7 +55,7 @@ impl PointerQueries {
         // gives an error, which tools list as the program's mistake. MUSA's stops at the first
         // attribute that fails.
         if let (Vendor::Cuda, Some(many)) = (self.vendor, self.many) {
-            match self.ask_many(many, &ATTRIBUTES, addr) {
+            match ask_many(many, &ATTRIBUTES, addr) {
                 Ok(slots) => return Ok(Answer::from_slots(slots)),
                 // An old driver that does not know one of the attributes; or, for interposers, the
                 // pointer.
@@ -70,7 +70,7 @@ impl PointerQueries {
         }
         if let Some(many) = self.many.filter(|_| self.vendor == Vendor::Musa)
             // All but the last, which fails for plain device memory.
-            && let Ok(rest) = self.ask_many(many, &ATTRIBUTES[..7], addr)
+            && let Ok(rest) = ask_many(many, &ATTRIBUTES[..7], addr)
         {
             return Ok(Answer::from_slots(rest));
         }
@@ -96,26 +96,27 @@ impl PointerQueries {
         let code = unsafe { (self.one)((&raw mut slot).cast(), wanted, addr) };
         if code == 0 { Ok(slot) } else { Err(code) }
     }
+}
 
-    fn ask_many(
-        &self,
-        many: Many,
-        wanted: &[c_int],
-        addr: u64,
-    ) -> std::result::Result<[u64; ATTRIBUTES.len()], i32> {
-        let mut names = ATTRIBUTES;
-        let mut slots = [0_u64; ATTRIBUTES.len()];
-        let mut outputs = [std::ptr::null_mut::<c_void>(); ATTRIBUTES.len()];
-        for (output, slot) in outputs.iter_mut().zip(&mut slots) {
-            *output = std::ptr::from_mut(slot).cast();
-        }
-        let count = wanted.len().min(names.len());
-        names[..count].copy_from_slice(&wanted[..count]);
-        // SAFETY: `count` names and outputs, each output an 8-byte slot that outlives the call;
-        // `addr` may be anything.
-        let code = unsafe { many(count as u32, names.as_mut_ptr(), outputs.as_mut_ptr(), addr) };
-        if code == 0 { Ok(slots) } else { Err(code) }
+/// The attributes `wanted` of one address, in that order, zeros behind them; the error is the
+/// library's code.
+pub(crate) fn ask_many(
+    many: Many,
+    wanted: &[c_int],
+    addr: u64,
+) -> std::result::Result<[u64; ATTRIBUTES.len()], i32> {
+    let mut names = ATTRIBUTES;
+    let mut slots = [0_u64; ATTRIBUTES.len()];
+    let mut outputs = [std::ptr::null_mut::<c_void>(); ATTRIBUTES.len()];
+    for (output, slot) in outputs.iter_mut().zip(&mut slots) {
+        *output = std::ptr::from_mut(slot).cast();
     }
+    let count = wanted.len().min(names.len());
+    names[..count].copy_from_slice(&wanted[..count]);
+    // SAFETY: `count` names and outputs, each output an 8-byte slot that outlives the call; `addr`
+    // may be anything.
+    let code = unsafe { many(count as u32, names.as_mut_ptr(), outputs.as_mut_ptr(), addr) };
+    if code == 0 { Ok(slots) } else { Err(code) }
 }
 
 impl Answer {
@@ -187,39 +188,31 @@ pub(crate) struct Look {
 
 impl Look {
     pub(crate) fn host() -> Self {
-        Self { memory: Memory::Host, extent: None, has_holes: false }
+        Self::of(Memory::Host)
     }
-}
 
-/// Which end of a range is looked at.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum End {
-    /// Everything about it is wanted.
-    First,
-    /// Only what it is, and whose.
-    Last,
+    /// An answer that holds for the one address.
+    pub(crate) fn of(memory: Memory) -> Self {
+        Self { memory, extent: None, has_holes: false }
+    }
 }
 
 /// What a range is, by looking at its first byte and, where that does not answer for all of it, at
 /// its last.
-pub(crate) fn range(
-    addr: u64,
-    len: u64,
-    look: impl Fn(u64, End) -> Result<Look>,
-) -> Result<Memory> {
+pub(crate) fn range(addr: u64, len: u64, look: impl Fn(u64) -> Result<Look>) -> Result<Memory> {
     let straddles = |first: Memory, last: &str| GpuError::Straddles {
         addr,
         len,
         first: spoken(first),
         last: last.to_owned(),
     };
-    let first = look(addr, End::First)?;
+    let first = look(addr)?;
     let Some(last) = addr.checked_add(len.saturating_sub(1)) else {
         return Err(straddles(first.memory, "no address at all"));
     };
     let inside = first.extent.is_some_and(|(start, size)| last - start < size);
     if last != addr && (!inside || first.has_holes) {
-        let end = look(last, End::Last)?;
+        let end = look(last)?;
         if !first.memory.continues_as(end.memory) {
             return Err(straddles(first.memory, &spoken(end.memory)));
         }
@@ -266,7 +259,7 @@ mod tests {
     #[test]
     fn one_look_is_enough_inside_an_allocation() {
         let looks = Cell::new(0);
-        let memory = range(0x1100, 0x100, |addr, _| {
+        let memory = range(0x1100, 0x100, |addr| {
             looks.set(looks.get() + 1);
             Ok(device_memory(addr, Some((0x1000, 0x1000))))
         });
@@ -281,7 +274,7 @@ mod tests {
     fn virtual_memory_is_looked_at_from_both_ends_and_not_widened() {
         let reserved = Some((0x1000, 1 << 40));
         let looks = Cell::new(0);
-        let look = |addr, _| {
+        let look = |addr| {
             looks.set(looks.get() + 1);
             Ok(Look { has_holes: true, ..device_memory(addr, reserved) })
         };
@@ -295,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_range_that_leaves_its_allocation_is_refused() {
-        let look = |addr: u64, _| {
+        let look = |addr: u64| {
             Ok(if addr < 0x2000 {
                 device_memory(addr, Some((0x1000, 0x1000)))
             } else if addr < 0x3000 {

@@ -82,6 +82,7 @@ symbols! {
             device_total_mem = "DeviceTotalMem": fn(*mut usize, c_int) -> c_int;
             device_get_uuid = "DeviceGetUuid": fn(*mut u8, c_int) -> c_int;
             pointer_get_attribute = "PointerGetAttribute": fn(Ptr, c_int, u64) -> c_int;
+            pointer_get_attributes = "DrvPointerGetAttributes": fn(u32, *mut c_int, *mut Ptr, u64) -> c_int;
             stream_wait_value = "StreamWaitValue32": fn(Ptr, Ptr, u32, u32, u32) -> c_int;
         }
     }
@@ -448,7 +449,7 @@ impl GpuRuntime for Runtime {
     fn classify(&self, addr: u64, len: u64, named: Option<u32>) -> Result<Memory> {
         self.here()?;
         if let Some(queries) = self.driver_queries() {
-            let below = queries::range(addr, len, |at, _| {
+            let below = queries::range(addr, len, |at| {
                 // The error says only that the question has to be asked above.
                 let no_answer = GpuError::NoContext { device: self.id(0) };
                 self.look_below(queries, at).unwrap_or(Err(no_answer))
@@ -457,7 +458,11 @@ impl GpuRuntime for Runtime {
                 return below;
             }
         }
-        let ask = || queries::range(addr, len, |at, end| self.look(at, end));
+        let ask = || match &self.hip {
+            Some(hip) => self.hip_range(hip, addr, len),
+            None => queries::range(addr, len, |at| self.look(at))
+                .map(|memory| self.with_host_flags(memory)),
+        };
         match named {
             Some(ordinal) => self.on_device(ordinal, ask),
             None => ask(),
@@ -477,7 +482,14 @@ impl GpuRuntime for Runtime {
             let doing = format!("asking which allocation {addr:#x} is in");
             return Err(GpuError::Call { doing, failure: Box::new(refused) });
         }
-        Ok(self.hip_attribute(pointer_attribute::BUFFER_ID, addr))
+        let Some(ask) = self.hip.as_ref().and_then(|hip| hip.pointer_get_attribute) else {
+            return Ok(None);
+        };
+        let mut id = 0_u64;
+        // SAFETY: writes at most 8 bytes to `id`, during the call; `addr` may be anything.
+        let code = self
+            .quietly(|| unsafe { ask((&raw mut id).cast(), pointer_attribute::BUFFER_ID, addr) });
+        Ok((code == 0 && id != 0).then_some(id))
     }
 
     fn enter(&self, ordinal: u32, _context: Context, thread: Thread) -> Result<Entered<'_>> {

@@ -20,6 +20,10 @@ fn attribute(found: &Allocation, addr: u64, which: i32) -> Result<Vec<u8>, i32> 
         4 if host_visible => wide(addr),
         4 => Err(INVALID_VALUE),
         6 => narrow(0),
+        // HIP writes half of what the others write here, and so cuts the length of a large range.
+        7 | 12 if variant().family() == Family::Hip => {
+            narrow((if which == 7 { found.id } else { found.range.1 }) as u32)
+        }
         7 => wide(found.id),
         8 => narrow(u32::from(found.kind == Kind::Managed)),
         9 => narrow(found.device as u32),
@@ -55,7 +59,7 @@ pub(crate) fn one(core: &'static Core, out: Pointer<u8>, which: i32, addr: u64) 
     out.put_bytes(&bytes)
 }
 
-/// `PointerGetAttributes`: CUDA answers zeros for what it does not know, MUSA stops there.
+/// `PointerGetAttributes`: CUDA and HIP answer zeros for what they do not know, MUSA stops there.
 pub(crate) fn several(
     core: &'static Core,
     count: u32,
@@ -75,7 +79,7 @@ pub(crate) fn several(
         };
         match bytes {
             Ok(bytes) => out.put_bytes(&bytes)?,
-            Err(code) if variant().family() != Family::Cuda => return Err(code),
+            Err(code) if variant().family() == Family::Musa => return Err(code),
             Err(_) => out.put_bytes(&vec![0; width(which)])?,
         }
     }

@@ -313,6 +313,9 @@ mod hip {
         };
         Runtime pointer_one "PointerGetAttribute" (out: Pointer<u8>, which: i32, addr: u64) =>
             |core| pointer::one(core, out, which, addr);
+        Runtime pointer_several "DrvPointerGetAttributes"
+            (count: u32, which: Pointer<i32>, outs: Pointer<Pointer<u8>>, addr: u64) =>
+            |core| pointer::several(core, count, which, outs, addr);
         RuntimeUnsafe host_malloc "HostMalloc" (out: Pointer<u64>, len: usize, flags: u32) =>
             |core| pin(core, out, len, flags);
         RuntimeUnsafe host_release "HostFree" (addr: u64) =>

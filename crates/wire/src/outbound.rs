@@ -80,6 +80,12 @@ impl ReplyReader {
         }
     }
 
+    /// Whether the payload of a READ is arriving.
+    #[must_use]
+    pub fn is_in_payload(&self) -> bool {
+        self.served || self.payload_done > 0
+    }
+
     /// Consumes at most the missing bytes of the status frame; returns how many, and their meaning.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::io::Socket;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
 use crate::peer::{Peer, Route};
-use crate::staging::Ahead;
+use crate::staging::{Ahead, Bell};
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
@@ -431,9 +431,14 @@ impl LaneConn {
         self.lane.revoke(addr);
     }
 
-    /// Gives back the staging slots of what waits for the socket.
-    pub(super) fn relinquish(&self) {
-        locked(&self.half).relinquish();
+    /// Gives back the staging slots of what waits to be received, or to be sent.
+    pub(super) fn relinquish(&mut self, input: bool, output: bool, bell: &Arc<dyn Bell>) {
+        if input {
+            self.lane.relinquish(bell);
+        }
+        if output {
+            locked(&self.half).relinquish();
+        }
     }
 
     /// Settles everything in flight, for the end of the engine.

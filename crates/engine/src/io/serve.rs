@@ -235,9 +235,14 @@ impl ServeConn {
         Self { serve: Serve::new(), half_closed: false, ended: false }
     }
 
-    /// Gives back the staging slots of what waits for the socket.
-    pub(super) fn relinquish(&mut self) {
-        self.serve.relinquish();
+    /// Gives back the staging slots of what waits to be received, or to be sent.
+    pub(super) fn relinquish(&mut self, input: bool, output: bool, bell: &Arc<dyn Bell>) {
+        if input {
+            self.serve.relinquish_input(bell);
+        }
+        if output {
+            self.serve.relinquish();
+        }
     }
 
     pub(super) fn uses(&self, addr: u64) -> bool {

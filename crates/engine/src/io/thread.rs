@@ -715,15 +715,13 @@ impl Reactor {
         self.sweep();
     }
 
-    /// Gives back staging slots whose bytes wait for a socket that takes none.
+    /// Gives back staging slots that wait for a socket: one that takes nothing, or brings nothing.
     fn relinquish(&mut self) {
-        for place in &mut self.conns {
-            let Some(conn) = place.conn.as_deref_mut().filter(|conn| !conn.writable) else {
-                continue;
-            };
+        for conn in self.conns.iter_mut().filter_map(|place| place.conn.as_deref_mut()) {
+            let (readable, writable, bell) = (conn.readable, conn.writable, Arc::clone(&conn.bell));
             match &mut conn.kind {
-                Kind::Lane(lane) => lane.relinquish(),
-                Kind::Serve(serve) => serve.relinquish(),
+                Kind::Lane(lane) => lane.relinquish(!readable, !writable, &bell),
+                Kind::Serve(serve) => serve.relinquish(!readable, !writable, &bell),
                 Kind::Control(_) => {}
             }
         }

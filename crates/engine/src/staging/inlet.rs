@@ -26,8 +26,13 @@ struct Open {
     /// Bytes that have arrived.
     used: u64,
     copies: Vec<Copy>,
+    /// How many of them are in `copies`.
+    pending: u64,
     keep: Vec<Keep>,
 }
+
+/// How much is copied at once while a payload is arriving: enough that the device's overhead does not matter.
+const PIECE: u64 = 256 << 10;
 
 /// Where bytes can be received.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -84,6 +89,7 @@ impl Inlet {
                         loan: Arc::new(loan),
                         used: 0,
                         copies: Vec::new(),
+                        pending: 0,
                         keep: Vec::new(),
                     });
                 }
@@ -102,7 +108,7 @@ impl Inlet {
             Some(last) if last.device + last.len as u64 == device => last.len += len as usize,
             _ => open.copies.push(Copy { device, other, len: len as usize }),
         }
-        open.used += len;
+        (open.used, open.pending) = (open.used + len, open.pending + len);
         open.keep.push(keep);
     }
 
@@ -126,9 +132,17 @@ impl Inlet {
         Ok(len)
     }
 
+    /// Has what was received copied, if it is much.
+    pub(crate) fn flush_much(&mut self, bell: &Arc<dyn Bell>) {
+        if self.open.as_ref().is_some_and(|open| open.pending >= PIECE) {
+            self.flush(bell);
+        }
+    }
+
     /// Has what was received copied.
     pub(crate) fn flush(&mut self, bell: &Arc<dyn Bell>) {
         let Some(open) = self.open.as_mut().filter(|open| !open.copies.is_empty()) else { return };
+        open.pending = 0;
         let mut keep = std::mem::take(&mut open.keep);
         keep.push(Keep::Slot(Arc::clone(&open.loan)));
         let (way, copies) = (Way::ToDevice, std::mem::take(&mut open.copies));
@@ -140,7 +154,7 @@ impl Inlet {
         }
     }
 
-    /// The socket is empty: the slot goes to whoever needs it.
+    /// Has what was received copied, and lets the slot go to whoever needs it.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
         self.flush(bell);
         self.open = None;

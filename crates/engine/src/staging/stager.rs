@@ -90,6 +90,8 @@ pub(crate) struct Stager {
 #[derive(Default)]
 struct Orders {
     waiting: Vec<Order>,
+    /// The worker sleeps, so that it has to be called.
+    asleep: bool,
     /// Why none is taken any more.
     refusal: Option<Fault>,
 }
@@ -229,8 +231,11 @@ impl Stager {
             return self.refuse(order, &why);
         }
         orders.waiting.push(order);
+        let asleep = orders.asleep;
         drop(orders);
-        self.called.notify_one();
+        if asleep {
+            self.called.notify_one();
+        }
     }
 
     fn refuse(&self, order: Order, why: &Fault) {
@@ -263,15 +268,17 @@ impl Stager {
     /// Waits for orders, at most for `patience`; `None`: until there are some. True if the worker is to end.
     pub(super) fn take_orders(&self, patience: Option<Duration>, into: &mut Vec<Order>) -> bool {
         let mut orders = locked(&self.orders);
-        if orders.waiting.is_empty() && orders.refusal.is_none() {
+        if orders.waiting.is_empty() && orders.refusal.is_none() && patience != Some(Duration::ZERO)
+        {
+            orders.asleep = true;
             orders = match patience {
                 None => self.called.wait(orders).unwrap_or_else(PoisonError::into_inner),
-                Some(time) if time.is_zero() => orders,
                 Some(time) => {
                     let waited = self.called.wait_timeout(orders, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
+            orders.asleep = false;
         }
         into.append(&mut orders.waiting);
         orders.refusal.is_some()

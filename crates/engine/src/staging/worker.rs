@@ -64,8 +64,11 @@ struct Line {
 }
 
 /// How long the worker sleeps between two looks at copies in progress: at first, and at most.
-const FIRST_NAP: Duration = Duration::from_micros(4);
+const FIRST_NAP: Duration = Duration::from_micros(2);
+const NAP: Duration = Duration::from_micros(32);
+/// The same, after nothing has ended for so many looks.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+const PATIENT: u32 = 100;
 /// How long the worker looks out for the end of copies when its engine closes.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// One piece of pinned memory is not longer: the library may hold its own locks while it pins.
@@ -105,16 +108,20 @@ fn work(stager: &Stager, context: Context) {
 impl Worker<'_> {
     fn work(mut self) {
         let mut orders = Vec::new();
-        let (mut nap, mut last) = (FIRST_NAP, None);
+        let (mut looks, mut last) = (0, None);
         loop {
+            let nap = nap(looks);
             let patience = if self.is_idle() { None } else { Some(nap) };
             let ending = self.stager.take_orders(patience, &mut orders);
-            nap = if orders.is_empty() { (nap * 2).min(LONGEST_NAP) } else { FIRST_NAP };
+            looks = if orders.is_empty() { looks + 1 } else { 0 };
+            let mut ended = self.look();
             for order in orders.drain(..) {
                 self.obey(order);
+                // What has ended meanwhile need not wait for the rest of the orders.
+                ended |= self.look();
             }
-            if self.look() {
-                nap = FIRST_NAP;
+            if ended {
+                looks = 0;
             }
             if ending {
                 let until = *last.get_or_insert_with(|| Instant::now() + LAST_WAIT);
@@ -297,6 +304,11 @@ impl Worker<'_> {
             tracing::debug!("{error}");
         }
     }
+}
+
+/// How long to sleep after so many looks in which nothing had ended.
+fn nap(looks: u32) -> Duration {
+    if looks > PATIENT { LONGEST_NAP } else { (FIRST_NAP * (1 << looks.min(8))).min(NAP) }
 }
 
 /// Frees what [`Order::Alloc`] made, and that is given up now.

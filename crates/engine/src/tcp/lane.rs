@@ -242,14 +242,26 @@ impl Lane {
         half: &SendHalf,
         bell: &Arc<dyn Bell>,
     ) -> std::result::Result<(), LaneFault> {
+        let before = self.flights.len();
         let result = self.take_in(n, half);
-        // Whatever comes next: a READ that is complete waits for these copies.
-        self.inlet.flush(bell);
+        if self.flights.len() < before {
+            // A READ that is complete waits for these copies.
+            self.inlet.flush(bell);
+        } else {
+            self.inlet.flush_much(bell);
+        }
         result
     }
 
-    /// The socket is empty: a staging slot goes to whoever needs it.
+    /// The socket is empty: a staging slot goes to whoever needs it, unless a payload will go on there.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
+        if !self.reader.is_in_payload() {
+            self.inlet.rest(bell);
+        }
+    }
+
+    /// Lets go of a staging slot that waits for the socket.
+    pub(crate) fn relinquish(&mut self, bell: &Arc<dyn Bell>) {
         self.inlet.rest(bell);
     }
 

@@ -233,7 +233,12 @@ impl Serve {
         served: &mut Served,
     ) -> Result<(), ServeFault> {
         let result = self.take_in(input, rules, served);
-        self.inlet.flush(rules.bell);
+        if self.incoming.is_none() || !self.answers.is_empty() {
+            // Somebody waits for these copies.
+            self.inlet.flush(rules.bell);
+        } else {
+            self.inlet.flush_much(rules.bell);
+        }
         result
     }
 
@@ -251,9 +256,11 @@ impl Serve {
         self.received(&stash, rules, served)
     }
 
-    /// The socket is empty: a staging slot goes to whoever needs it.
+    /// The socket is empty: a staging slot goes to whoever needs it, unless a payload will go on there.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
-        self.inlet.rest(bell);
+        if self.incoming.is_none() {
+            self.inlet.rest(bell);
+        }
     }
 
     fn take_in(
@@ -420,6 +427,11 @@ impl Serve {
             return Ok(());
         }
         of(self.answers.front()).map_or(Ok(()), |why| Err(ServeFault::Device(why)))
+    }
+
+    /// Lets go of a staging slot that waits for more of a payload.
+    pub(crate) fn relinquish_input(&mut self, bell: &Arc<dyn Bell>) {
+        self.inlet.rest(bell);
     }
 
     /// Gives back the staging slots of what waits for the socket.

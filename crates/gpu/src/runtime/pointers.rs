@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use super::{Ptr, Runtime};
+use super::{HipTable, Ptr, Runtime};
 use crate::constants::{
     ATTRIBUTES_DEVICE_AT, ATTRIBUTES_HOST_AT, ATTRIBUTES_TYPE_AT, HIP_ATTRIBUTES_FLAGS_AT,
     HIP_ATTRIBUTES_MANAGED_AT, HOST_ALLOC_WRITE_COMBINED, SCRATCH_LEN, code, hip5_memory,
@@ -16,12 +16,12 @@ use crate::constants::{
 use crate::device::{Api, Vendor};
 use crate::error::{GpuError, Meaning, Result};
 use crate::memory::Memory;
-use crate::queries::{End, Look, PointerQueries};
+use crate::queries::{self, Look, PointerQueries};
 use crate::state::Version;
 
 impl Runtime {
     /// The runtime's own question, from wherever this thread is.
-    pub(super) fn look(&self, addr: u64, end: End) -> Result<Look> {
+    pub(super) fn look(&self, addr: u64) -> Result<Look> {
         let mut scratch = Scratch([0; SCRATCH_LEN]);
         let pointer = ptr::without_provenance_mut(addr as usize);
         // SAFETY: the runtime writes a struct of its own version's size, 88 bytes at most so far,
@@ -43,27 +43,64 @@ impl Runtime {
             let doing = format!("asking what {addr:#x} is");
             return Err(GpuError::Call { doing, failure: Box::new(failure) });
         }
-        let mut memory = self.understand(addr, &scratch)?;
-        let mut extent = None;
-        match &mut memory {
-            _ if end == End::Last => {}
-            Memory::PinnedHost { host, write_combined, .. } => {
-                // HIP has told that by now.
-                if let Some(ask) = self.table.host_get_flags.filter(|_| self.hip.is_none()) {
-                    *write_combined = self.is_write_combined(ask, *host);
-                }
-            }
-            Memory::Device { buffer_id, .. } => {
-                *buffer_id = self.hip_attribute(pointer_attribute::BUFFER_ID, addr);
-                extent = self.hip_extent(addr);
-            }
-            Memory::Managed { buffer_id, .. } => {
-                *buffer_id = self.hip_attribute(pointer_attribute::BUFFER_ID, addr);
-            }
-            Memory::Host => {}
+        self.understand(addr, &scratch).map(Look::of)
+    }
+
+    /// What the struct does not tell of pinned memory, except in HIP.
+    pub(super) fn with_host_flags(&self, mut memory: Memory) -> Memory {
+        if let Memory::PinnedHost { host, write_combined, .. } = &mut memory
+            && let Some(ask) = self.table.host_get_flags
+        {
+            *write_combined = self.is_write_combined(ask, *host);
         }
-        // HIP does not say whether that is a reservation, and the others say nothing at all.
-        Ok(Look { memory, extent, has_holes: true })
+        memory
+    }
+
+    /// What a range of HIP is, in two questions. The struct says of one address all but which
+    /// allocation it is in; so it is asked about the last byte, and the first byte is asked for its
+    /// allocation, in passing whether it is in the same memory. Where that is not so, or cannot be
+    /// told, the struct has to say what the first byte is.
+    ///
+    /// The allocation's own bounds are not asked for: the runtime gives the length in four bytes,
+    /// and the start by way of the device that happens to be the thread's.
+    pub(super) fn hip_range(&self, hip: &HipTable, addr: u64, len: u64) -> Result<Memory> {
+        let last = addr.saturating_add(len.saturating_sub(1));
+        let end = self.look(last)?;
+        if let Some(id) = self.hip_allocation(hip, addr, end.memory) {
+            let buffer_id = Some(id);
+            match end.memory {
+                Memory::Device { device, .. } => {
+                    return Ok(Memory::Device { device, buffer_id, base: addr, size: len });
+                }
+                Memory::Managed { device, .. } => return Ok(Memory::Managed { device, buffer_id }),
+                Memory::Host | Memory::PinnedHost { .. } => {}
+            }
+        }
+        queries::range(addr, len, |at| if at == last { Ok(end) } else { self.look(at) })
+    }
+
+    /// The number of the allocation at `addr`, if that is staged memory of the same device and kind
+    /// as `like`.
+    fn hip_allocation(&self, hip: &HipTable, addr: u64, like: Memory) -> Option<u64> {
+        let device = like.staged_on()?;
+        let many = hip.pointer_get_attributes?;
+        let wanted = [
+            pointer_attribute::BUFFER_ID,
+            pointer_attribute::DEVICE_ORDINAL,
+            pointer_attribute::IS_MANAGED,
+        ];
+        let mut told = None;
+        // The memory type is not among them: some versions take an address that they do not know
+        // for an array's, and read it.
+        self.quietly(|| {
+            let answer = queries::ask_many(many, &wanted, addr);
+            told = answer.ok();
+            answer.err().unwrap_or(0)
+        });
+        let [id, ordinal, managed, ..] = told?;
+        let is_managed = matches!(like, Memory::Managed { .. });
+        let same = ordinal as u32 == device.ordinal && (managed as u32 != 0) == is_managed;
+        (id != 0 && same).then_some(id)
     }
 
     fn understand(&self, addr: u64, scratch: &Scratch) -> Result<Memory> {
@@ -112,21 +149,6 @@ impl Runtime {
             let number = self.number(self.table.runtime_get_version);
             number.map_or(0, |number| Version::new(Vendor::Hip, number).major)
         })
-    }
-
-    /// One attribute of device memory; `None` where HIP has none, and for the other runtimes.
-    pub(super) fn hip_attribute(&self, wanted: c_int, addr: u64) -> Option<u64> {
-        let ask = self.hip.as_ref()?.pointer_get_attribute?;
-        let mut slot = 0_u64;
-        // SAFETY: writes at most 8 bytes to `slot`, during the call; `addr` may be anything.
-        let code = self.quietly(|| unsafe { ask((&raw mut slot).cast(), wanted, addr) });
-        (code == 0 && slot != 0).then_some(slot)
-    }
-
-    fn hip_extent(&self, addr: u64) -> Option<(u64, u64)> {
-        let start = self.hip_attribute(pointer_attribute::RANGE_START_ADDR, addr)?;
-        let size = self.hip_attribute(pointer_attribute::RANGE_SIZE, addr)?;
-        (addr >= start && addr - start < size).then_some((start, size))
     }
 
     fn is_write_combined(

@@ -97,6 +97,7 @@ macro_rules! tables {
             table_test! { memory_is_told_apart = memory }
             table_test! { unnamed_memory_is_told_apart = unnamed }
             table_test! { ranges_are_checked_at_both_ends = ranges }
+            table_test! { a_range_takes_two_questions = questions }
             table_test! { an_address_given_out_again_is_noticed = reuse }
             table_test! { copies_are_asynchronous_and_exact = copies }
             table_test! { the_legacy_stream_does_not_hold_us_up = legacy }
@@ -229,6 +230,26 @@ fn ranges(sim: &Sim) {
                 assert!(error.to_string().contains("a range lies in one allocation"), "{error}");
             }
             other => panic!("{len}: {other:?}"),
+        }
+    }
+}
+
+fn questions(sim: &Sim) {
+    sim.runtime();
+    let kinds = [Kind::Device, Kind::Managed, Kind::Pinned, Kind::Mapped, Kind::Pool];
+    let mut cases = kinds.map(|kind| (Some(kind), sim.alloc(1, 6 * MIB, kind))).to_vec();
+    let host = vec![0_u8; 6 << 20];
+    cases.push((None, host.as_ptr() as u64));
+    for (kind, addr) in cases {
+        for (at, len) in [(addr, 6 * MIB), (addr + 4097, 5 * MIB), (addr + 7, 1)] {
+            let before = sim.control.count("pointer_queries");
+            let memory = sim.named(at, len).expect("it lies in one piece");
+            assert_eq!(memory == Memory::Host, kind.is_none());
+            let asked = sim.control.count("pointer_queries") - before;
+            // MUSA's driver tells neither at once of what it does not know, nor of its parts.
+            let virtual_memory = matches!(kind, Some(Kind::Mapped | Kind::Pool));
+            let parts = sim.vendor == Vendor::Musa && sim.asks_driver && virtual_memory;
+            assert!(asked <= if parts { 4 } else { 2 }, "{kind:?} {len}: {asked}");
         }
     }
 }

@@ -185,6 +185,27 @@ fn drivers_tell_kinds_attribute_by_attribute() {
 }
 
 #[test]
+fn hip_tells_several_attributes_at_once() {
+    for variant in [Variant::Hip5, Variant::Hip6, Variant::Hip7] {
+        let gpu = Gpu::new(variant);
+        let mut host = [0u8; 64];
+        let managed = gpu.control.alloc(1, 4096, Memory::Managed).unwrap();
+        for (addr, known) in [(managed + 9, true), (address(&mut host), false)] {
+            // BUFFER_ID and RANGE_SIZE are four bytes wide here, and IS_MANAGED a flag.
+            let mut which = [7i32, 9, 8, 12];
+            let mut told = [u64::MAX << 32; 4];
+            let mut outs = told.each_mut().map(|slot| std::ptr::from_mut(slot) as u64);
+            let several = [4, address(&mut which), address(&mut outs), addr];
+            assert_eq!(gpu.call("DrvPointerGetAttributes", &several), 0);
+            let [id, ordinal, is_managed, size] = told.map(|slot| slot as u32);
+            assert_eq!((id != 0, ordinal, is_managed), (known, known.into(), known.into()));
+            assert_eq!(size, if known { 4096 } else { 0 });
+            assert!(!known || told.iter().all(|slot| *slot >> 32 == u64::from(u32::MAX)));
+        }
+    }
+}
+
+#[test]
 fn a_freed_address_comes_back_as_another_buffer() {
     let gpu = Gpu::new(Variant::CudaDriver);
     gpu.bind(0);
