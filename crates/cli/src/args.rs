@@ -3,10 +3,14 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+
+use crate::doctor::Requirement;
+use crate::memory::Place;
 
 /// Moves tensors and KV-cache blocks between the memories of machines over plain TCP.
 #[derive(Debug, Parser)]
@@ -25,7 +29,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Moves host memory between two processes of this machine, and checks every byte
+    /// Moves memory between two processes of this machine, and checks every byte
     ///
     /// A second process is started as the target. This one, the initiator, writes to it and reads
     /// from it at several block and batch sizes over TCP. What arrived is compared byte by byte,
@@ -34,6 +38,14 @@ pub(crate) enum Command {
     /// The exit code is 0 only if every line was measured and every byte was right. Ctrl-C ends it with what was
     /// measured so far and the exit code 130; the document of --json then says "interrupted": true.
     Demo(DemoArgs),
+    /// Says what can be moved on this machine, and what stands in the way
+    ///
+    /// Looks for the GPU libraries of all vendors and initialises what it finds, binds ports, starts engines on
+    /// this machine's addresses, and moves host memory between two of them over TCP. Nothing is allocated on a
+    /// GPU, unless --require or --move asks for it.
+    ///
+    /// The exit code is 0 if host memory moves, and what was required.
+    Doctor(DoctorArgs),
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]
     DemoTarget(DemoTargetArgs),
@@ -55,10 +67,36 @@ pub(crate) struct DemoArgs {
     /// At most 1048576. Without --sizes, the blocks are 4KiB, 64KiB and 1MiB, as far as such batches fit 4 GiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) batches: Vec<Count>,
+    /// Where the memory is: cpu, cuda:N, musa:N or hip:N; one for both ends, or INITIATOR,TARGET [default: cpu]
+    #[arg(long, value_name = "PLACE", value_delimiter = ',')]
+    pub(crate) memory: Vec<Place>,
+    /// Use simulated GPUs, whose figures say nothing about real ones; without --memory, cuda:0 at both ends
+    ///
+    /// The library of the simulator is LIBRARY, or the one that TENSORFERRY_SIMULATOR names, or
+    /// libtensorferry_simgpu.so beside this program. docs/simgpu.md has the variables that set its behaviour.
+    #[arg(long, value_name = "LIBRARY", num_args = 0..=1)]
+    pub(crate) simulate: Option<Option<PathBuf>>,
     /// The address or name that both processes use; it must be one of this machine
     #[arg(long, default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Fail unless memory of such a device moves: cuda, musa, hip, or gpu for any of them
+    ///
+    /// It is moved to find out, as with --move, on one device after the other until it has moved on one.
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    pub(crate) require: Vec<Requirement>,
+    /// Move memory of each device that is found, too, and fail where it does not move
+    ///
+    /// This makes a context on each of them, which takes hundreds of MiB of its memory until the program ends.
+    #[arg(long = "move")]
+    pub(crate) moving: bool,
+    /// Print one JSON document instead of the tables; docs/doctor.md describes it
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -69,6 +107,8 @@ pub(crate) struct DemoTargetArgs {
     pub(crate) host: String,
     #[arg(long)]
     pub(crate) bytes: Size,
+    #[arg(long)]
+    pub(crate) memory: Place,
 }
 
 /// A number of bytes that is not zero: `4096`, `4KiB`, `1MiB`.

@@ -7,14 +7,18 @@
 mod args;
 mod cpu;
 mod demo;
+mod doctor;
+mod environment;
 mod interrupt;
 mod machine;
+mod memory;
+mod pattern;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
 use clap::Parser;
-use tensorferry::{Config, LogLevel};
+use tensorferry::LogLevel;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
@@ -46,7 +50,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             return told.exit_code();
         }
     };
-    let config = match Config::from_env() {
+    let config = match environment::config() {
         Ok(config) => config,
         Err(error) => {
             complain(&error);
@@ -63,6 +67,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             }
         },
         Command::DemoTarget(args) => demo::serve(&args, config),
+        Command::Doctor(args) => doctor::run(&args, &config),
     };
     match outcome {
         Ok(()) => OK,
@@ -71,6 +76,15 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             if error.is::<Interrupted>() { INTERRUPTED } else { FAILED }
         }
     }
+}
+
+/// What `tensorferry doctor --json` prints, for programs that are this process; docs/doctor.md describes it.
+/// `require` and `moving` are the options of these names.
+///
+/// # Errors
+/// A text for people: a malformed setting in the environment, or something required that cannot be.
+pub fn doctor(require: &[String], moving: bool) -> Result<String, String> {
+    doctor::document(require, moving).map_err(|error| chain(&error))
 }
 
 fn complain(what: &dyn std::fmt::Display) {

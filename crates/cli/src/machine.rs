@@ -1,6 +1,6 @@
 //! Facts about the machine that a figure is worth nothing without.
 
-use std::fs;
+use std::{fmt, fs};
 
 use serde::Serialize;
 
@@ -26,6 +26,19 @@ impl Machine {
             kernel: kernel.map(|text| text.trim().to_owned()),
             architecture: std::env::consts::ARCH,
         }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}, {} cores, {} {}",
+            self.cpu_model.as_deref().unwrap_or("unknown processor"),
+            self.usable_cores.map_or_else(|| "?".to_owned(), |n| n.to_string()),
+            self.operating_system,
+            self.kernel.as_deref().unwrap_or(""),
+        )
     }
 }
 

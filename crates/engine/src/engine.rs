@@ -593,25 +593,21 @@ fn check_requests(requests: &[Request]) -> Result<u64> {
 fn locate(core: &Core, requests: &[Request]) -> Result<(Vec<Pin>, Places)> {
     let (mut pins, mut places) = (Vec::<Pin>::new(), Places::default());
     let mut any_gpu = None;
-    for (i, &Request { local, len, .. }) in requests.iter().enumerate() {
-        if len == 0 {
-            places.push(None, i)?;
-            continue;
-        }
+    for (i, &Request { local, len, .. }) in requests.iter().enumerate().filter(|(_, r)| r.len > 0) {
         // Requests tend to stay in one buffer. Buffers that take turns are pinned again and again; that
         // costs little and is right.
         if pins.last().is_none_or(|pin| !pin.contains(local, len)) {
             core.registry.pin_touched(local, len, &mut pins);
-        }
-        match pins.last().filter(|pin| pin.contains(local, len)) {
-            Some(pin) => places.push(pin.device(), i)?,
-            None if *any_gpu.get_or_insert_with(|| core.devices.is_any_in_use()) => {
-                match core.devices.place(Location::Any, local, len)? {
-                    Place::Host => places.push(None, i)?,
-                    Place::Device(device, _) => places.push(Some(&device), i)?,
+            let whole = pins.last().is_some_and(|pin| pin.contains(local, len));
+            if !whole && *any_gpu.get_or_insert_with(|| core.devices.is_any_in_use()) {
+                if let Place::Device(device, _) = core.devices.place(Location::Any, local, len)? {
+                    places.set(i, &device)?;
                 }
+                continue;
             }
-            None => places.push(None, i)?,
+        }
+        if let Some(device) = pins.last().and_then(Pin::device) {
+            places.set(i, device)?;
         }
     }
     if !places.devices().is_empty() {

@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use crate::engine::TransferEngine;
     #[pymodule_export]
-    use crate::program::main;
+    use crate::program::{doctor, main};
     #[pymodule_export]
     use crate::support::supports;
     #[pymodule_export]

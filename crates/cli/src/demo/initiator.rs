@@ -1,28 +1,28 @@
 //! Moves the bytes and takes the time.
 
 use std::collections::hash_map::RandomState;
-use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use tensorferry::{
-    Access, Config, Engine, HostBuffer, Op, OwnedRequest, RegisterOptions, Segment, Stats,
-    SubmitOptions,
+    Access, Config, Engine, Op, OwnedRequest, RegisterOptions, Segment, Stats, SubmitOptions,
 };
 
-use super::pattern::{Mismatch, Pattern};
 use super::plan::{Plan, Row};
 use super::process::Target;
 use crate::cpu;
 use crate::interrupt::Interrupt;
+use crate::memory::Buffer;
+use crate::pattern::{Mismatch, Pattern};
 
 /// The engine, the memory and the peer that all rows share.
 pub(crate) struct Initiator<'a> {
     engine: Engine,
     segment: Segment,
-    memory: HostBuffer,
+    memory: Buffer,
     target: Target,
     interrupt: &'a Interrupt,
     /// Drawn once, so that no run can pass on what an earlier one left.
@@ -66,20 +66,24 @@ impl<'a> Initiator<'a> {
     pub(crate) fn start(
         plan: &Plan,
         config: Config,
-        rerun: &[OsString],
+        target: Command,
         interrupt: &'a Interrupt,
     ) -> Result<Self> {
-        let bytes = plan.memory_bytes();
-        let target = Target::start(rerun, &plan.host, bytes)?;
+        let target = Target::start(target)?;
         let engine =
             Engine::new(&plan.host, config).context("the initiator's engine did not start")?;
-        let memory = HostBuffer::zeroed(bytes)
-            .context("no memory for the initiator; use smaller --sizes or --batches")?;
+        let memory = Buffer::for_demo(&engine, plan.memory.initiator, plan.memory_bytes())
+            .context("the initiator did not start")?;
         let local = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
-        engine.register_buffer(&memory, &local)?;
+        memory.register(&engine, &local)?;
         let segment = engine.open(&target.segment)?;
         let run = RandomState::new().build_hasher().finish();
         Ok(Self { engine, segment, memory, target, interrupt, run, rounds: 0 })
+    }
+
+    /// The names of the devices that the memories of both ends are on.
+    pub(crate) fn devices(&self, plan: &Plan) -> [Option<String>; 2] {
+        [plan.memory.initiator.device_name(&self.engine), self.target.device.clone()]
     }
 
     /// Measures one row for about `share`, checks included; at least one batch is moved.
@@ -152,7 +156,7 @@ impl<'a> Initiator<'a> {
         };
         let len = limits.batches * row.batch_bytes() as usize;
         self.target.fill(there, len)?;
-        here.fill(&self.memory, len);
+        here.fill(&self.memory, len)?;
         self.target.filled()?;
 
         let moved = self.timed(measured, requests, limits)?;
@@ -160,7 +164,7 @@ impl<'a> Initiator<'a> {
         let len = moved as usize * row.batch_bytes() as usize;
         let mismatch = match row.op {
             Op::Write => self.target.check(pattern, len)?,
-            Op::Read => pattern.check(&self.memory, len),
+            Op::Read => pattern.check(&self.memory, len)?,
         };
         measured.checked_bytes += len as u64;
         measured.mismatch = measured.mismatch.or(mismatch);

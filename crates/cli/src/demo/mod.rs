@@ -3,11 +3,11 @@
 mod host;
 mod initiator;
 mod orders;
-mod pattern;
 mod plan;
 mod process;
 mod progress;
 mod report;
+mod simulator;
 mod target;
 
 use std::ffi::OsString;
@@ -19,8 +19,11 @@ use tensorferry::{Config, Stats};
 use crate::interrupt::{Interrupt, Interrupted};
 use initiator::Initiator;
 pub(crate) use plan::Plan;
+use plan::Simulate;
+use process::Target;
 use progress::Progress;
 use report::Report;
+use simulator::Simulator;
 pub(crate) use target::serve;
 
 /// Runs the demo and prints what it found, also if it fails on the way.
@@ -52,7 +55,7 @@ pub(crate) fn run(plan: &Plan, config: Config, rerun: &[OsString]) -> Result<()>
 
 fn measure_all(
     plan: &Plan,
-    config: Config,
+    mut config: Config,
     rerun: &[OsString],
     interrupt: &Interrupt,
     report: &mut Report,
@@ -62,8 +65,19 @@ fn measure_all(
     if config.bind.is_none() && config.advertise.is_none() {
         host::check(&plan.host)?;
     }
+    let simulator = plan
+        .simulate
+        .as_ref()
+        .map(|Simulate(library)| Simulator::install(library.as_deref(), plan.memory.vendors()));
+    let simulator = simulator.transpose()?;
+    if let Some(simulator) = &simulator {
+        simulator.choose(&mut config);
+    }
     progress.row("starting the target");
-    let mut initiator = Initiator::start(plan, config, rerun, interrupt)?;
+    let mut target = Target::command(plan, rerun)?;
+    target.envs(simulator.iter().flat_map(Simulator::variables));
+    let mut initiator = Initiator::start(plan, config, target, interrupt)?;
+    report.name_devices(initiator.devices(plan));
     for (at, row) in plan.rows.iter().enumerate() {
         if interrupt.is_set() {
             break;

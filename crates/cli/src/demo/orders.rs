@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pattern::{Mismatch, Pattern};
+use crate::pattern::{Mismatch, Pattern};
 
 /// From the initiator, on the target's stdin. Each is answered before the next one is read.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -20,8 +20,10 @@ pub(crate) enum Order {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// The first line, said without being asked: where the memory is.
-    Ready { segment: String, addr: u64 },
+    /// The first line, said without being asked: where the memory is, and the name of the device that it is on.
+    Ready { segment: String, addr: u64, device: Option<String> },
+    /// In its place: there is no engine or no memory, and no order will be obeyed.
+    Failed { why: String },
     /// The memory is filled.
     Filled,
     /// The memory was compared.

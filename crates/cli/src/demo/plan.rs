@@ -1,11 +1,14 @@
 //! What the demo is going to do: the arguments, resolved.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use tensorferry::Op;
+use tensorferry::gpu::{DeviceId, Vendor};
 
 use crate::args::{Count, DemoArgs, Size, size_text};
+use crate::memory::Place;
 
 /// Everything that is asked of one run.
 #[derive(Clone, Debug)]
@@ -14,8 +17,21 @@ pub(crate) struct Plan {
     /// For all rows, with everything around them.
     pub(crate) budget: Duration,
     pub(crate) host: String,
+    pub(crate) memory: Ends,
+    pub(crate) simulate: Option<Simulate>,
     pub(crate) format: Format,
 }
+
+/// Where the memory of each end is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Ends {
+    pub(crate) initiator: Place,
+    pub(crate) target: Place,
+}
+
+/// That GPUs are simulated, and with which library; `None`: it is to be looked for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Simulate(pub(crate) Option<PathBuf>);
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -59,7 +75,51 @@ impl DemoArgs {
             );
             rows.extend([Op::Write, Op::Read].map(|op| Row { op, block, batch }));
         }
-        Ok(Plan { rows, budget: self.seconds.duration(), host: self.host, format })
+        let simulate = self.simulate.map(Simulate);
+        let memory = Ends::resolve(&self.memory, simulate.is_some())?;
+        Ok(Plan {
+            rows,
+            budget: self.seconds.duration(),
+            host: self.host,
+            memory,
+            simulate,
+            format,
+        })
+    }
+}
+
+impl Ends {
+    const HOST: Self = Self { initiator: Place::Host, target: Place::Host };
+
+    fn resolve(places: &[Place], simulated: bool) -> Result<Self> {
+        let first = Place::Device(DeviceId::new(Vendor::Cuda, 0));
+        let ends = match *places {
+            [] if simulated => Self { initiator: first, target: first },
+            [] => Self::HOST,
+            [both] => Self { initiator: both, target: both },
+            [initiator, target] => Self { initiator, target },
+            _ => bail!(
+                "--memory takes one place for both ends, or two: the initiator's and the target's"
+            ),
+        };
+        ensure!(
+            !simulated || ends != Self::HOST,
+            "--simulate has nothing to simulate: --memory names no device; name one, such as cuda:0"
+        );
+        Ok(ends)
+    }
+
+    /// The vendors of both ends' devices.
+    pub(crate) fn vendors(self) -> impl Iterator<Item = Vendor> {
+        self.devices().map(|device| device.vendor)
+    }
+
+    /// The devices of both ends.
+    pub(crate) fn devices(self) -> impl Iterator<Item = DeviceId> {
+        [self.initiator, self.target].into_iter().filter_map(|place| match place {
+            Place::Host => None,
+            Place::Device(device) => Some(device),
+        })
     }
 }
 
@@ -145,9 +205,32 @@ mod tests {
             sizes: sizes.iter().map(|n| Size::new(*n)).collect(),
             batches: batches.iter().map(|n| Count::new(*n)).collect(),
             host: "127.0.0.1".into(),
+            memory: Vec::new(),
+            simulate: None,
             json: false,
         };
         args.resolve()
+    }
+
+    #[test]
+    fn both_ends_have_their_memory_somewhere() {
+        let ends = |places: &[&str], simulated| -> Result<String> {
+            let places: Vec<Place> = places.iter().map(|text| text.parse().unwrap()).collect();
+            let Ends { initiator, target } = Ends::resolve(&places, simulated)?;
+            Ok(format!("{initiator} {target}"))
+        };
+        for (places, simulated, expected) in [
+            (&[][..], false, "cpu cpu"),
+            (&[], true, "cuda:0 cuda:0"),
+            (&["hip:1"], false, "hip:1 hip:1"),
+            (&["cpu", "musa:0"], true, "cpu musa:0"),
+        ] {
+            assert_eq!(ends(places, simulated).unwrap(), expected);
+        }
+        let text = ends(&["cpu"], true).unwrap_err().to_string();
+        assert!(text.starts_with("--simulate has nothing to simulate"), "{text}");
+        let text = ends(&["cpu", "cpu", "cpu"], false).unwrap_err().to_string();
+        assert!(text.starts_with("--memory takes one place for both ends, or two"), "{text}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::orders::{Answer, Order};
-use super::pattern::{Mismatch, Pattern};
+use super::plan::Plan;
+use crate::pattern::{Mismatch, Pattern};
 
 /// A running target. It ends when this is dropped; should this process be killed, the pipe to its
 /// stdin is closed by the kernel, and it ends as well.
@@ -24,6 +26,8 @@ pub(crate) struct Target {
     pub(crate) segment: String,
     /// Where its memory is, in its own process.
     pub(crate) addr: u64,
+    /// The name of the device that it is on.
+    pub(crate) device: Option<String>,
 }
 
 /// The longest that a target may take for one order.
@@ -32,30 +36,47 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const FAREWELL: Duration = Duration::from_secs(10);
 
 impl Target {
-    /// Starts `rerun` as a target with `bytes` bytes of memory and waits until peers can reach it.
-    pub(crate) fn start(rerun: &[OsString], host: &str, bytes: usize) -> Result<Self> {
+    /// The command that runs `rerun` as the target of this plan.
+    ///
+    /// # Errors
+    /// There is no such command.
+    pub(crate) fn command(plan: &Plan, rerun: &[OsString]) -> Result<Command> {
         let (program, args) = rerun.split_first().context(
             "the path of this program cannot be found out, so the target process cannot be started; \
              is /proc mounted?",
         )?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(args)
-            .args(["__target", "--host", host, "--bytes", &bytes.to_string()])
+            .args(["__target", "--host", &plan.host])
+            .args(["--bytes", &plan.memory_bytes().to_string()])
+            .args(["--memory", &plan.memory.target.to_string()]);
+        Ok(command)
+    }
+
+    /// Starts a target and waits until peers can reach its memory.
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // A Ctrl-C is for the initiator alone, which then ends the target in good order.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("the target process ({}) did not start", program.display()))?;
+            .with_context(|| {
+                let program = Path::new(command.get_program());
+                format!("the target process ({}) did not start", program.display())
+            })?;
         let (orders, stdout) = (child.stdin.take(), child.stdout.take());
         let stdout = stdout.context("the target's stdout is not a pipe")?;
         let answers = listen(stdout);
-        let mut target = Self { child, orders, answers, segment: String::new(), addr: 0 };
+        let (segment, device) = (String::new(), None);
+        let mut target = Self { child, orders, answers, segment, addr: 0, device };
         match target.answer()? {
-            Answer::Ready { segment, addr } => {
-                (target.segment, target.addr) = (segment, addr);
+            Answer::Ready { segment, addr, device } => {
+                (target.segment, target.addr, target.device) = (segment, addr, device);
                 Ok(target)
             }
+            Answer::Failed { why } => bail!("the target did not start: {why}"),
             other => Err(unexpected(&other)),
         }
     }
@@ -179,11 +200,16 @@ fn unexpected(answer: &Answer) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::{Cli, Command};
 
     fn failure(rerun: &[&str]) -> String {
+        let arguments = Cli::try_parse_from(["tensorferry", "demo", "--sizes", "4096"]).unwrap();
+        let Command::Demo(arguments) = arguments.command else { panic!("{arguments:?}") };
         let rerun: Vec<OsString> = rerun.iter().map(OsString::from).collect();
-        match Target::start(&rerun, "127.0.0.1", 4096) {
+        match Target::command(&arguments.resolve().unwrap(), &rerun).and_then(Target::start) {
             Ok(_) => panic!("{rerun:?} is no target"),
             Err(error) => format!("{error:#}"),
         }
@@ -214,5 +240,7 @@ mod tests {
         );
         let text = failure(&["sh", "-c", r#"echo '{"answer":"refused","why":"no"}'; cat"#]);
         assert_eq!(text, "the target refused an order: no");
+        let text = failure(&["sh", "-c", r#"echo '{"answer":"failed","why":"no room"}'; cat"#]);
+        assert_eq!(text, "the target did not start: no room");
     }
 }

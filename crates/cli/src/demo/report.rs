@@ -9,10 +9,11 @@ use serde::Serialize;
 use tensorferry::{Config, Stats};
 
 use super::initiator::Measured;
-use super::pattern::Mismatch;
 use super::plan::{Format, Plan};
 use crate::args::size_text;
 use crate::machine::Machine;
+use crate::memory::Place;
+use crate::pattern::Mismatch;
 
 /// One run, as `--json` prints it. A gigabyte is 10^9 bytes.
 #[derive(Debug, Serialize)]
@@ -36,9 +37,20 @@ struct Settings {
     host: String,
     budget_seconds: f64,
     transport: &'static str,
-    memory: &'static str,
+    /// GPUs were simulated, so the figures say nothing about real ones.
+    simulated: bool,
+    initiator_memory: Memory,
+    target_memory: Memory,
     lanes_per_peer: usize,
     io_threads: usize,
+}
+
+/// Where the memory of one end is.
+#[derive(Debug, Serialize)]
+struct Memory {
+    /// `cpu`, or a device such as `cuda:0`.
+    place: String,
+    device_name: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -61,6 +73,10 @@ struct Line {
     mismatch: Option<Mismatch>,
 }
 
+/// So that nobody takes a figure for one of a GPU.
+const SIMULATED: &str =
+    "*** SIMULATED: no GPU was used. These figures say nothing about a real one. ***\n";
+
 impl Report {
     pub(crate) fn new(plan: &Plan, config: &Config) -> Self {
         Self {
@@ -74,7 +90,9 @@ impl Report {
                 host: plan.host.clone(),
                 budget_seconds: plan.budget.as_secs_f64(),
                 transport: "tcp",
-                memory: "host",
+                simulated: plan.simulate.is_some(),
+                initiator_memory: Memory::at(plan.memory.initiator),
+                target_memory: Memory::at(plan.memory.target),
                 lanes_per_peer: config.lanes_per_peer,
                 io_threads: config.io_threads,
             },
@@ -82,6 +100,12 @@ impl Report {
             rows: Vec::new(),
             initiator_counters: serde_json::Map::new(),
         }
+    }
+
+    /// Notes the names of the devices of initiator and target.
+    pub(crate) fn name_devices(&mut self, [initiator, target]: [Option<String>; 2]) {
+        self.settings.initiator_memory.device_name = initiator;
+        self.settings.target_memory.device_name = target;
     }
 
     /// Adds a row and says it in one line.
@@ -130,21 +154,18 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let m = &self.machine;
-        let unknown = || "unknown processor".to_owned();
+        let simulated = if self.settings.simulated { SIMULATED } else { "" };
         format!(
-            "tensorferry {} on {}, {} cores, {} {}\n\
-             two processes on {}, host memory over TCP; each: lanes per peer {}, IO threads {}\n\n\
+            "{simulated}tensorferry {} on {}\n\
+             two processes on {}, {} over TCP; each: lanes per peer {}, IO threads {}\n\n\
              {}\n\n\
              GB: 10^9 bytes. p50 and p99: of one batch, submit to completion. CPU s/GB: user and system time\n\
              of both processes. Filling and checking the memory is outside of all of these.\n\
-             {}",
+             {simulated}{}",
             self.version,
-            m.cpu_model.clone().unwrap_or_else(unknown),
-            m.usable_cores.map_or_else(|| "?".to_owned(), |n| n.to_string()),
-            m.operating_system,
-            m.kernel.as_deref().unwrap_or(""),
+            self.machine,
             self.settings.host,
+            self.settings.memories(),
             self.settings.lanes_per_peer,
             self.settings.io_threads,
             self.table(),
@@ -190,6 +211,32 @@ impl Report {
             (_, [first, ..]) => format!("NOT verified: {first}"),
             (true, []) => format!("Interrupted after {seconds:.1} s."),
             (false, []) => format!("Failed after {seconds:.1} s."),
+        }
+    }
+}
+
+impl Settings {
+    /// What is moved, for people.
+    fn memories(&self) -> String {
+        match (self.initiator_memory.text(), self.target_memory.text()) {
+            (initiator, target) if initiator != target => {
+                format!("{initiator} of the initiator and {target} of the target")
+            }
+            (both, _) => both,
+        }
+    }
+}
+
+impl Memory {
+    fn at(place: Place) -> Self {
+        Self { place: place.to_string(), device_name: None }
+    }
+
+    fn text(&self) -> String {
+        match &self.device_name {
+            _ if self.place == Place::Host.to_string() => "host memory".to_owned(),
+            None => format!("memory of {}", self.place),
+            Some(name) => format!("memory of {} ({name})", self.place),
         }
     }
 }
@@ -247,14 +294,16 @@ fn three_digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::Row;
+    use super::super::plan::{Ends, Row};
     use super::*;
     use tensorferry::Op;
 
     fn report() -> Report {
         let rows = vec![Row { op: Op::Write, block: 4096, batch: 2 }];
         let budget = Duration::from_secs(1);
-        let plan = Plan { rows, budget, host: "127.0.0.1".into(), format: Format::Json };
+        let memory = Ends { initiator: Place::Host, target: Place::Host };
+        let (host, simulate, format) = ("127.0.0.1".into(), None, Format::Json);
+        let plan = Plan { rows, budget, host, memory, simulate, format };
         Report::new(&plan, &Config::default())
     }
 
@@ -308,6 +357,21 @@ mod tests {
         assert!(!verdict(&[measured(1, None)], 2, None).0, "a row is missing");
         assert!(!verdict(&[measured(0, None)], 1, None).0, "nothing was measured");
         assert!(!verdict(&[measured(1, None)], 1, Some("the target is gone")).0);
+    }
+
+    #[test]
+    fn the_header_says_what_was_moved_and_that_it_was_simulated() {
+        let mut report = report();
+        let header = |report: &Report| report.text().lines().nth(1).unwrap().to_owned();
+        assert!(header(&report).starts_with("two processes on 127.0.0.1, host memory over TCP;"));
+        assert!(!report.text().contains("SIMULATED"));
+        report.settings.target_memory.place = "cuda:1".into();
+        report.name_devices([None, Some("a GPU".into())]);
+        let says = "host memory of the initiator and memory of cuda:1 (a GPU) of the target over";
+        assert!(header(&report).contains(says), "{}", header(&report));
+        report.settings.simulated = true;
+        assert!(report.text().starts_with("*** SIMULATED: no GPU was used."));
+        assert_eq!(report.text().matches("*** SIMULATED").count(), 2);
     }
 
     #[test]

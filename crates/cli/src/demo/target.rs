@@ -4,64 +4,79 @@
 use std::io::{self, BufRead, Write};
 
 use anyhow::{Context, Result};
-use tensorferry::{Config, Engine, HostBuffer, RegisterOptions};
+use tensorferry::{Config, Engine, RegisterOptions};
 
 use super::orders::{Answer, Order};
 use crate::args::DemoTargetArgs;
 use crate::cpu;
+use crate::memory::Buffer;
 
 /// Obeys orders until stdin ends, which it does when the initiator goes, however it goes.
 pub(crate) fn serve(args: &DemoTargetArgs, mut config: Config) -> Result<()> {
     // The initiator has the same environment, and says what is odd about it.
     config.notices.clear();
-    let engine = Engine::new(&args.host, config).context("the target's engine did not start")?;
-    let bytes = usize::try_from(args.bytes.bytes()).context("more bytes than addresses")?;
-    let memory =
-        HostBuffer::zeroed(bytes).context("no memory for the target; use smaller --sizes")?;
-    engine.register_buffer(&memory, &RegisterOptions::default())?;
-    let ready = Answer::Ready { segment: engine.name().to_owned(), addr: memory.addr() };
+    let (engine, memory) = match set_up(args, config) {
+        Ok(ready) => ready,
+        // The initiator says it.
+        Err(why) => return say(&mut io::stdout(), &Answer::Failed { why: crate::chain(&why) }),
+    };
+    let ready = Answer::Ready {
+        segment: engine.name().to_owned(),
+        addr: memory.addr(),
+        device: args.memory.device_name(&engine),
+    };
     let done = obey(&memory, ready, &mut io::stdin().lock(), &mut io::stdout());
     engine.close();
     done
 }
 
+fn set_up(args: &DemoTargetArgs, config: Config) -> Result<(Engine, Buffer)> {
+    let engine = Engine::new(&args.host, config).context("no engine")?;
+    let bytes = usize::try_from(args.bytes.bytes()).context("more bytes than addresses")?;
+    let memory = Buffer::for_demo(&engine, args.memory, bytes)?;
+    memory.register(&engine, &RegisterOptions::default())?;
+    Ok((engine, memory))
+}
+
+fn say(answers: &mut dyn Write, answer: &Answer) -> Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    answers.write_all(&line)?;
+    Ok(answers.flush()?)
+}
+
 fn obey(
-    memory: &HostBuffer,
+    memory: &Buffer,
     ready: Answer,
     orders: &mut dyn BufRead,
     answers: &mut dyn Write,
 ) -> Result<()> {
-    let mut say = |answer: &Answer| -> Result<()> {
-        let mut line = serde_json::to_vec(answer)?;
-        line.push(b'\n');
-        answers.write_all(&line)?;
-        Ok(answers.flush()?)
-    };
-    say(&ready)?;
+    say(answers, &ready)?;
     for line in orders.lines() {
         let answer = match serde_json::from_str(&line?) {
             Ok(order) => carry_out(memory, order),
             Err(why) => Answer::Refused { why: format!("this is no order: {why}") },
         };
-        say(&answer)?;
+        say(answers, &answer)?;
     }
     Ok(())
 }
 
-fn carry_out(memory: &HostBuffer, order: Order) -> Answer {
+fn carry_out(memory: &Buffer, order: Order) -> Answer {
     match order {
         Order::Fill { len_bytes, .. } | Order::Check { len_bytes, .. }
             if len_bytes > memory.len() =>
         {
             Answer::Refused { why: format!("there are {} bytes, not {len_bytes}", memory.len()) }
         }
-        Order::Fill { pattern, len_bytes } => {
-            pattern.fill(memory, len_bytes);
-            Answer::Filled
-        }
-        Order::Check { pattern, len_bytes } => {
-            Answer::Checked { mismatch: pattern.check(memory, len_bytes) }
-        }
+        Order::Fill { pattern, len_bytes } => match pattern.fill(memory, len_bytes) {
+            Ok(()) => Answer::Filled,
+            Err(error) => Answer::Refused { why: error.to_string() },
+        },
+        Order::Check { pattern, len_bytes } => match pattern.check(memory, len_bytes) {
+            Ok(mismatch) => Answer::Checked { mismatch },
+            Err(error) => Answer::Refused { why: error.to_string() },
+        },
         Order::Cost => {
             let cpu_ns = u64::try_from(cpu::process_time().as_nanos()).unwrap_or(u64::MAX);
             Answer::Cost { cpu_ns }
@@ -71,13 +86,20 @@ fn carry_out(memory: &HostBuffer, order: Order) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pattern::Pattern;
+    use tensorferry::HostBuffer;
+
     use super::*;
+    use crate::pattern::Pattern;
 
     const LEN: usize = 5000;
 
-    fn told(memory: &HostBuffer, orders: &str) -> Vec<Answer> {
-        let ready = Answer::Ready { segment: "127.0.0.1:15000".into(), addr: memory.addr() };
+    fn zeroed(len: usize) -> Buffer {
+        Buffer::Host(HostBuffer::zeroed(len).unwrap())
+    }
+
+    fn told(memory: &Buffer, orders: &str) -> Vec<Answer> {
+        let ready =
+            Answer::Ready { segment: "127.0.0.1:15000".into(), addr: memory.addr(), device: None };
         let mut answers = Vec::new();
         obey(memory, ready, &mut orders.as_bytes(), &mut answers).unwrap();
         let lines = String::from_utf8(answers).unwrap();
@@ -86,15 +108,16 @@ mod tests {
 
     #[test]
     fn a_target_whose_memory_is_corrupt_says_so() {
-        let memory = HostBuffer::zeroed(LEN).unwrap();
+        let memory = zeroed(LEN);
         let pattern = Pattern::of_round(1, 1);
         let fill = serde_json::to_string(&Order::Fill { pattern, len_bytes: LEN }).unwrap();
         let check = serde_json::to_string(&Order::Check { pattern, len_bytes: LEN }).unwrap();
         let answers = told(&memory, &format!("{fill}\n{check}\n"));
         assert_eq!(answers, [Answer::Filled, Answer::Checked { mismatch: None }]);
 
-        let right = memory.read(4321, 1);
-        memory.write(4321, &[!right[0]]);
+        let mut byte = [0];
+        memory.read_into(4321, &mut byte).unwrap();
+        memory.write(4321, &[!byte[0]]).unwrap();
         let [Answer::Checked { mismatch: Some(mismatch) }] = told(&memory, &check)[..] else {
             panic!("a flipped byte was not found")
         };
@@ -103,7 +126,7 @@ mod tests {
 
     #[test]
     fn orders_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
-        let memory = HostBuffer::zeroed(LEN).unwrap();
+        let memory = zeroed(LEN);
         let pattern = Pattern::of_round(1, 1);
         let long = serde_json::to_string(&Order::Fill { pattern, len_bytes: LEN + 1 }).unwrap();
         let answers = told(&memory, &format!("{{\n\n{long}\n{{\"order\":\"cost\"}}\n"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{run, stderr, stdout, tensorferry};
+use crate::{folder, run, simulator, stderr, stdout, tensorferry};
 
 /// For whatever happens at all, on a machine that is busy.
 const SOON: Duration = Duration::from_secs(60);
@@ -55,6 +55,108 @@ fn odd_sizes_are_moved_and_shown_in_a_table() {
     assert_eq!(rows.len(), 12, "{text}");
     assert!(rows.iter().any(|row| row.starts_with("| write | 4095 B | 7 |")), "{text}");
     assert!(text.contains("are verified, byte by byte."), "{text}");
+}
+
+#[test]
+fn device_memory_is_moved_and_verified_between_all_kinds() {
+    let Some(library) = simulator() else { return };
+    let folder = folder("demo_pairs");
+    for memory in ["cuda:0", "cpu,musa:1", "hip:0,cpu", "cuda:1,hip:0"] {
+        let output = tensorferry()
+            .args(["demo", "--seconds", "0.3", "--sizes", "1,4095,1MiB", "--batches", "1,3"])
+            .args(["--json", "--memory", memory, "--simulate"])
+            .arg(&library)
+            .env("TMPDIR", &folder)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{memory}: {}", stderr(&output));
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(document["verified"], true, "{document}");
+        let settings = &document["settings"];
+        let place = |end: &str| settings[end]["place"].as_str().unwrap();
+        let (first, second) = memory.split_once(',').unwrap_or((memory, memory));
+        assert_eq!((place("initiator_memory"), place("target_memory")), (first, second));
+        assert_eq!(settings["simulated"], true);
+        for end in ["initiator_memory", "target_memory"] {
+            let named = settings[end]["device_name"].as_str().is_some_and(|n| n.contains("simgpu"));
+            assert_eq!(named, place(end) != "cpu", "{settings}");
+        }
+    }
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "nothing is left of the simulator");
+}
+
+#[test]
+fn what_was_simulated_is_said_first_and_last() {
+    let Some(library) = simulator() else { return };
+    let output = tensorferry()
+        .args(["demo", "--seconds", "0.1", "--sizes", "4096", "--batches", "1", "--simulate"])
+        .env("TENSORFERRY_SIMULATOR", library)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.starts_with("*** SIMULATED: no GPU was used. "), "{text}");
+    assert!(text.contains("memory of cuda:0 (simgpu Cuda 0) over TCP"), "{text}");
+    assert_eq!(text.matches("*** SIMULATED").count(), 2, "{text}");
+    assert!(!stderr(&output).contains("TENSORFERRY_SIMULATOR"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_the_engines_own_error() {
+    for memory in ["cuda:0", "cpu,cuda:0", "cuda:0,cpu"] {
+        let output = tensorferry()
+            .args(["demo", "--seconds", "0.1", "--json", "--memory", memory])
+            .env("TENSORFERRY_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let says = "cuda:0 cannot be used: no CUDA library was found (tried \
+                    /nowhere/libcuda.so.1; the first answered: no such file); install the \
+                    vendor's driver, or name the file with TENSORFERRY_CUDA_LIBRARY";
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+        assert_eq!(stderr(&output).matches(says).count(), 1, "{}", stderr(&output));
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert!(document["error"].as_str().unwrap().contains(says), "{document}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_a_failure_that_says_so() {
+    let Some(library) = simulator() else { return };
+    let output = tensorferry()
+        .args(["demo", "--seconds", "0.1", "--sizes", "1MiB", "--memory", "cuda:0,cpu"])
+        .arg("--simulate")
+        .arg(library)
+        .env("SIMGPU_FAIL", "cuMemcpyDtoHAsync_v2:4:716")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(text.contains("cuMemcpyDtoHAsync_v2 answered 716"), "{text}");
+}
+
+#[test]
+fn a_simulator_that_is_not_found_is_an_error_that_says_where_it_was_looked_for() {
+    let folder = folder("demo_alone");
+    let alone = folder.join("tensorferry");
+    fs::hard_link(env!("CARGO_BIN_EXE_tensorferry"), &alone).unwrap();
+    let output = Command::new(&alone)
+        .args(["demo", "--simulate"])
+        .env_remove("TENSORFERRY_SIMULATOR")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let beside = folder.join("libtensorferry_simgpu.so");
+    let says = format!("the library of the simulator is not at {}; name it: ", beside.display());
+    assert!(stderr(&output).contains(&says), "{}", stderr(&output));
+
+    let Some(library) = simulator() else { return };
+    fs::copy(library, beside).unwrap();
+    let output = Command::new(&alone)
+        .args(["demo", "--simulate", "--seconds", "0.1", "--sizes", "4096", "--batches", "1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[test]
@@ -111,7 +213,7 @@ fn a_killed_target_is_a_failure_that_says_so() {
 #[test]
 fn the_target_ends_when_its_stdin_does() {
     let mut target = tensorferry()
-        .args(["__target", "--host", "127.0.0.1", "--bytes", "4096"])
+        .args(["__target", "--host", "127.0.0.1", "--bytes", "4096", "--memory", "cpu"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

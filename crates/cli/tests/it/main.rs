@@ -4,8 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod demo;
+mod doctor;
 mod usage;
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// The built program, with no setting of this environment.
@@ -23,6 +25,23 @@ fn tensorferry() -> Command {
 
 fn run(args: &[&str]) -> Output {
     tensorferry().args(args).output().unwrap()
+}
+
+/// The simulator's library; `None`, with a line that says so, where it was not built.
+fn simulator() -> Option<PathBuf> {
+    let built = tensorferry_simgpu::library();
+    if built.is_none() {
+        eprintln!("skipped: the simulator was not built");
+    }
+    built
+}
+
+/// A new and empty folder of one test's own.
+fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
 }
 
 fn stderr(output: &Output) -> String {

@@ -15,6 +15,9 @@ fn bad_arguments_exit_with_2_and_say_what_would_be_right() {
         (&["demo", "--seconds", "-1"], "expected seconds from 0.1 to 86400"),
         (&["demo", "--seconds"], "--seconds"),
         (&["demo", "--second", "1"], "--seconds"),
+        (&["demo", "--memory", "gpu"], "expected cpu, or a device such as cuda:0"),
+        (&["demo", "--memory", "cpu,cpu,cpu"], "takes one place for both ends, or two"),
+        (&["demo", "--memory", "cpu", "--simulate"], "--simulate has nothing to simulate"),
         (&["dmeo"], "demo"),
         (&["demo", "more"], "unexpected argument"),
     ] {

@@ -9,7 +9,7 @@ use tensorferry_gpu::{Context, DeviceId};
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
-use crate::memory::{OwnedRequest, empty_slot, fill_slot};
+use crate::memory::{Lent, OwnedRequest, empty_slot, fill_slot};
 use crate::staging::ring::Taken;
 use crate::staging::worker::Order;
 use crate::staging::{Alarm, Copy, Devices, Job, Keep, Loan, Stager, Way};
@@ -139,6 +139,12 @@ impl DeviceBuffer {
             )));
         }
         Ok(())
+    }
+}
+
+impl From<DeviceBuffer> for Lent {
+    fn from(buffer: DeviceBuffer) -> Self {
+        Self::new(buffer.memory)
     }
 }
 

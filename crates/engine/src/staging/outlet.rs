@@ -10,12 +10,13 @@ use crate::staging::{Bell, Copy, Done, Fault, Job, Keep, Loan, Stager, Turn, Way
 
 /// What a connection reads ahead: pieces of its payloads in the order in which they will be sent.
 /// Small ones share a slot.
-#[derive(Default)]
 pub(crate) struct Outlet {
     turn: Option<Turn>,
     open: Option<Open>,
     /// Slots that hold pieces of this connection.
     slots: Arc<AtomicUsize>,
+    /// How much is copied at once now; less after a pause, so that sending begins early.
+    piece: u64,
 }
 
 /// A slot with room left.
@@ -69,9 +70,15 @@ pub(crate) enum Ahead {
     Starved,
 }
 
-/// How much is copied at once: enough that the device's overhead does not matter, and little enough that sending
-/// begins early.
+/// How much is copied at once, after a pause, and at most: enough that the device's overhead does not matter.
+const FIRST_PIECE: u64 = 64 << 10;
 const PIECE: u64 = 256 << 10;
+
+impl Default for Outlet {
+    fn default() -> Self {
+        Self { turn: None, open: None, slots: Arc::default(), piece: FIRST_PIECE }
+    }
+}
 
 impl Payload {
     pub(crate) fn new(stager: &Arc<Stager>, addr: u64, len: u64) -> Self {
@@ -104,6 +111,12 @@ impl Payload {
             at += take;
         }
         at - from
+    }
+
+    /// Whether its first bytes are there.
+    pub(crate) fn has_begun(&self) -> bool {
+        let first = self.pieces.front().filter(|piece| piece.start == 0);
+        first.is_some_and(|piece| piece.group.done.get().is_some_and(|done| done.is_complete()))
     }
 
     /// The first `upto` bytes were sent.
@@ -152,12 +165,15 @@ impl Outlet {
                 }
             }
             let open = self.open.as_mut().expect("it fits, or was taken");
-            let piece = open.add(payload.addr, payload.asked, payload.len - payload.asked);
+            let room = self.piece - open.bytes;
+            let piece =
+                open.add(payload.addr, payload.asked, room.min(payload.len - payload.asked));
             open.keep.push(keep());
             payload.asked += piece.len;
             payload.pieces.push_back(piece);
-            if open.bytes == PIECE {
+            if open.bytes == self.piece {
                 open.submit(bell);
+                self.piece = (self.piece * 2).min(PIECE);
             }
         }
         Ahead::All
@@ -191,6 +207,9 @@ impl Outlet {
         let Taken::Slot(loan) = stager.slot(Way::ToHost, &mut self.turn, bell)? else {
             return Ok(Some(Ahead::Starved));
         };
+        if self.slots.load(Ordering::Relaxed) == 0 {
+            self.piece = FIRST_PIECE;
+        }
         let loan = Arc::new(loan.counted(&self.slots));
         self.open = Some(Open {
             stager: Arc::clone(stager),
@@ -214,7 +233,7 @@ impl Open {
     /// Adds at most `most` bytes of the payload at `addr`, from `start` on.
     fn add(&mut self, addr: u64, start: u64, most: u64) -> Piece {
         let loan = &self.group.loan;
-        let len = (loan.len() - self.used).min(PIECE - self.bytes).min(most);
+        let len = (loan.len() - self.used).min(most);
         let (device, other) = (addr + start, loan.addr() + self.used);
         match self.copies.last_mut() {
             // One copy, where both sides go on.

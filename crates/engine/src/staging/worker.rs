@@ -66,9 +66,10 @@ struct Line {
 /// How long the worker sleeps between two looks at copies in progress: at first, and at most.
 const FIRST_NAP: Duration = Duration::from_micros(2);
 const NAP: Duration = Duration::from_micros(32);
-/// The same, after nothing has ended for so many looks.
+/// The same after so many looks that found nothing new. With nothing in progress it then sleeps until it is called;
+/// not sooner, since waking up takes longer than many a copy.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
-const PATIENT: u32 = 100;
+const PATIENT: u32 = 60;
 /// How long the worker looks out for the end of copies when its engine closes.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// One piece of pinned memory is not longer: the library may hold its own locks while it pins.
@@ -111,7 +112,7 @@ impl Worker<'_> {
         let (mut looks, mut last) = (0, None);
         loop {
             let nap = nap(looks);
-            let patience = if self.is_idle() { None } else { Some(nap) };
+            let patience = if self.is_idle() && looks > PATIENT { None } else { Some(nap) };
             let ending = self.stager.take_orders(patience, &mut orders);
             looks = if orders.is_empty() { looks + 1 } else { 0 };
             let mut ended = self.look();

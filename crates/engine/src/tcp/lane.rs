@@ -11,7 +11,7 @@ use tensorferry_wire::{
 };
 
 use crate::memory::Span;
-use crate::staging::{Bell, Fault, Inlet, Keep, Room as SlotRoom, Stager};
+use crate::staging::{Bell, Inlet, Keep, Room as SlotRoom};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
 
@@ -45,6 +45,8 @@ pub(crate) struct Lane {
     taken: u64,
     /// Where READ payloads for device memory land.
     inlet: Inlet,
+    /// Some READ in flight is for device memory.
+    stages: bool,
 }
 
 /// What a receive call is to bring.
@@ -63,6 +65,8 @@ struct Flight {
     len: u64,
     /// `None`: settled already; its answer is received and dropped.
     slice: Option<Slice>,
+    /// Its payload lands in a staging slot.
+    staged: bool,
 }
 
 /// What a lane can take on now.
@@ -106,6 +110,7 @@ impl Lane {
             closing: None,
             taken: 0,
             inlet: Inlet::default(),
+            stages: false,
         }
     }
 
@@ -125,11 +130,14 @@ impl Lane {
 
     /// Awaits the answers of what was launched since the last call.
     pub(crate) fn take_over(&mut self, half: &mut SendHalf) {
+        self.stages &= !self.flights.is_empty();
         for (seq, slice) in half.launched.drain(..) {
             self.taken += 1;
             self.in_flight += slice.len;
             let (op, len) = (slice.op(), slice.len);
-            self.flights.push_back(Flight { seq, op, len, slice: Some(slice) });
+            let staged = op == Op::Read && slice.device().is_some();
+            self.stages |= staged;
+            self.flights.push_back(Flight { seq, op, len, slice: Some(slice), staged });
         }
     }
 
@@ -174,6 +182,21 @@ impl Lane {
         spans: &mut Vec<Span>,
         bell: &Arc<dyn Bell>,
     ) -> Planned {
+        // Made twice, so that the path of host memory has no trace of staging.
+        if self.stages {
+            self.plan_as::<true>(discard, max_spans, spans, bell)
+        } else {
+            self.plan_as::<false>(discard, max_spans, spans, bell)
+        }
+    }
+
+    fn plan_as<const STAGES: bool>(
+        &mut self,
+        discard: Span,
+        max_spans: usize,
+        spans: &mut Vec<Span>,
+        bell: &Arc<dyn Bell>,
+    ) -> Planned {
         let (mut room, mut at, mut planned) = (MAX_CALL_BYTES, 0, Planned::default());
         let mut want = self.flights.front().map(|f| self.reader.want(&f.expected(self.version)));
         let mut landing = Landing::default();
@@ -193,31 +216,23 @@ impl Lane {
             }
             if flight.op == Op::Read {
                 let (addr, most) = match &flight.slice {
-                    None => (discard.addr, room.min(discard.len as u64)),
-                    Some(slice) => match slice.device() {
+                    Some(slice) if !(STAGES && flight.staged) => (slice.local() + offset, room),
+                    Some(_) => match landing.place(flight, &mut self.inlet, bell, discard) {
+                        Some((addr, most)) => (addr, room.min(most)),
                         None => {
-                            planned.users = true;
-                            (slice.local() + offset, room)
+                            planned.starved = true;
+                            break;
                         }
-                        Some(device) => match landing.place(&mut self.inlet, device, bell) {
-                            Ok((addr, most)) => (addr, room.min(most)),
-                            Err(Nowhere::Yet) => {
-                                planned.starved = true;
-                                break;
-                            }
-                            Err(Nowhere::Ever(why)) => {
-                                let slice = flight.slice.take().expect("it was looked at");
-                                slice.settle(Err(Cause::Device(why)));
-                                (discard.addr, room.min(discard.len as u64))
-                            }
-                        },
                     },
+                    None => (discard.addr, room.min(discard.len as u64)),
                 };
                 let take = (flight.len - offset).min(most);
-                landing.taken(addr, take);
-                if take > 0 {
-                    spans.push(Span { addr, len: take as usize });
+                if STAGES && flight.staged {
+                    landing.taken(addr, take);
+                } else {
+                    planned.users |= flight.slice.is_some();
                 }
+                spans.push(Span { addr, len: take as usize });
                 (room, offset) = (room - take, offset + take);
                 if offset < flight.len {
                     break;
@@ -242,8 +257,11 @@ impl Lane {
         half: &SendHalf,
         bell: &Arc<dyn Bell>,
     ) -> std::result::Result<(), LaneFault> {
+        if !self.stages {
+            return self.take_in::<false>(n, half);
+        }
         let before = self.flights.len();
-        let result = self.take_in(n, half);
+        let result = self.take_in::<true>(n, half);
         if self.flights.len() < before {
             // A READ that is complete waits for these copies.
             self.inlet.flush(bell);
@@ -265,7 +283,11 @@ impl Lane {
         self.inlet.rest(bell);
     }
 
-    fn take_in(&mut self, n: usize, half: &SendHalf) -> std::result::Result<(), LaneFault> {
+    fn take_in<const STAGES: bool>(
+        &mut self,
+        n: usize,
+        half: &SendHalf,
+    ) -> std::result::Result<(), LaneFault> {
         let (mut n, mut at) = (n, 0);
         while n > 0 {
             let Some(front) = self.flights.front() else {
@@ -279,12 +301,11 @@ impl Lane {
                     (at, n) = (at + take, n - take);
                     self.reader.status_bytes(&expected, bytes).map_err(LaneFault::Wire)?.1
                 }
-                ReplyWant::Payload { offset, len } => {
+                ReplyWant::Payload { len, .. } => {
                     let take = len.min(n as u64);
                     n -= take as usize;
-                    if let Some(slice) = front.slice.as_ref().filter(|s| s.device().is_some()) {
-                        let keep = Keep::Hold(slice.hold());
-                        self.inlet.landed(slice.local() + offset, take, keep);
+                    if STAGES && front.staged {
+                        front.landed(&mut self.inlet, front.len - len, take);
                     }
                     self.reader.advance_payload(&expected, take)
                 }
@@ -295,6 +316,7 @@ impl Lane {
         Ok(())
     }
 
+    #[inline(always)]
     fn answered(
         &mut self,
         event: ReplyEvent,
@@ -500,6 +522,14 @@ impl Lane {
 }
 
 impl Flight {
+    /// `len` bytes of its payload, from `offset` on, have landed in a slot.
+    #[cold]
+    fn landed(&self, inlet: &mut Inlet, offset: u64, len: u64) {
+        if let Some(slice) = &self.slice {
+            inlet.landed(slice.local() + offset, len, Keep::Hold(slice.hold()));
+        }
+    }
+
     fn expected(&self, version: Version) -> Expected {
         Expected { op: self.op, version, len: self.len }
     }
@@ -513,33 +543,34 @@ struct Landing {
     device: Option<DeviceId>,
 }
 
-/// Why a payload has no place to land.
-enum Nowhere {
-    Yet,
-    Ever(Fault),
-}
-
 impl Landing {
-    /// Where a payload for memory of `device` lands, and how much of it.
+    /// Where a payload lands that belongs in memory of a device, and how much of it; `None`: nowhere yet. If there is no
+    /// slot to be had, its request fails and it goes to `discard`.
+    #[cold]
     fn place(
         &mut self,
+        flight: &mut Flight,
         inlet: &mut Inlet,
-        device: &Arc<Stager>,
         bell: &Arc<dyn Bell>,
-    ) -> std::result::Result<(u64, u64), Nowhere> {
+        discard: Span,
+    ) -> Option<(u64, u64)> {
+        let device = flight.slice.as_ref()?.device()?;
         if self.next.is_some() && self.device != Some(device.device()) {
             // What was planned before lands in the slot of another device.
-            return Err(Nowhere::Yet);
+            return None;
         }
-        let (addr, room) = match self.next {
-            Some(next) => next,
-            None => match inlet.room(device, bell).map_err(Nowhere::Ever)? {
-                SlotRoom::At(addr, room) => (addr, room),
-                SlotRoom::Starved => return Err(Nowhere::Yet),
-            },
-        };
-        (self.next, self.device) = (Some((addr, room)), Some(device.device()));
-        Ok((addr, room))
+        if self.next.is_none() {
+            match inlet.room(device, bell) {
+                Ok(SlotRoom::At(addr, room)) => self.next = Some((addr, room)),
+                Ok(SlotRoom::Starved) => return None,
+                Err(why) => {
+                    flight.slice.take()?.settle(Err(Cause::Device(why)));
+                    return Some((discard.addr, discard.len as u64));
+                }
+            }
+            self.device = Some(device.device());
+        }
+        self.next.filter(|(_, room)| *room > 0)
     }
 
     /// `len` bytes at `addr` are spoken for, if that is in the slot.

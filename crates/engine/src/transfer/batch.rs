@@ -105,7 +105,7 @@ pub(crate) struct Held {
 #[derive(Default)]
 pub(crate) struct Places {
     devices: Vec<Arc<Stager>>,
-    /// By request; empty if all of it is the host's.
+    /// By request, 0 for the host's; those that are not said are the host's.
     of: Vec<u8>,
 }
 
@@ -183,10 +183,10 @@ pub(crate) struct Slice {
 impl BatchInner {
     pub(crate) fn new(owner: Arc<dyn Owner>, order: Order) -> Arc<Self> {
         let Order { requests, held, places, notification, started, deadline, word } = order;
-        let places_of = places.of.into_iter().chain(std::iter::repeat(0));
-        let entries = requests.into_iter().zip(places_of);
-        let entries: Box<[Entry]> =
-            entries.map(|(request, place)| Entry::new(request, place)).collect();
+        let mut entries: Box<[Entry]> = requests.into_iter().map(Entry::new).collect();
+        for (entry, place) in entries.iter_mut().zip(places.of) {
+            entry.place = place;
+        }
         let unsettled = entries.iter().filter(|e| e.len > 0).count();
         Arc::new(Self {
             owner,
@@ -515,30 +515,24 @@ impl fmt::Debug for Batch {
 }
 
 impl Entry {
-    fn new(request: Request, place: u8) -> Self {
+    fn new(request: Request) -> Self {
         let Request { op, local, remote, len } = request;
-        Self { local, remote, len, left: AtomicU32::new(u32::from(len > 0)), op, place }
+        Self { local, remote, len, left: AtomicU32::new(u32::from(len > 0)), op, place: 0 }
     }
 }
 
 impl Places {
-    /// The next request's memory is on `device`.
-    pub(crate) fn push(&mut self, device: Option<&Arc<Stager>>, before: usize) -> Result<()> {
-        let Some(device) = device else {
-            if !self.of.is_empty() {
-                self.of.push(0);
-            }
-            return Ok(());
-        };
-        self.of.resize(before, 0);
+    /// The memory of request `at` is on `device`; all before it have been said.
+    pub(crate) fn set(&mut self, at: usize, device: &Arc<Stager>) -> Result<()> {
         let known = self.devices.iter().position(|known| Arc::ptr_eq(known, device));
-        let at = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             self.devices.push(Arc::clone(device));
             self.devices.len() - 1
         });
-        let place = u8::try_from(at + 1).map_err(|_| {
+        let place = u8::try_from(index + 1).map_err(|_| {
             Error::bad_argument("a batch spans at most 255 devices; submit several")
         })?;
+        self.of.resize(at, 0);
         self.of.push(place);
         Ok(())
     }
@@ -614,7 +608,11 @@ impl Slice {
     }
 
     /// The device that its local memory is on; `None`: a socket takes it.
+    #[inline]
     pub(crate) fn device(&self) -> Option<&Arc<Stager>> {
+        if self.batch.devices.is_empty() {
+            return None;
+        }
         match self.batch.entries[self.entry as usize].place {
             0 => None,
             place => Some(&self.batch.devices[usize::from(place) - 1]),
@@ -624,6 +622,13 @@ impl Slice {
     /// Keeps the entry from being settled while a copy of it is in progress.
     pub(crate) fn hold(&self) -> Hold {
         Hold::on(&self.batch, self.entry)
+    }
+
+    /// What it asks for: the part of its request.
+    pub(crate) fn request(&self) -> Request {
+        let entry = &self.batch.entries[self.entry as usize];
+        let (local, remote) = (entry.local + self.offset, entry.remote + self.offset);
+        Request { op: entry.op, local, remote, len: self.len }
     }
 
     pub(crate) fn op(&self) -> Op {

@@ -13,6 +13,7 @@ __all__ = [
     "TransferOpcode",
     "Write",
     "__version__",
+    "doctor",
     "main",
     "supports",
 ]
@@ -248,4 +249,5 @@ class TransferEngine:
     def get_engine_ptr(self) -> int: ...
 
 def main(args: Sequence[str | PathLike[str]], rerun: Sequence[str | PathLike[str]]) -> int: ...
+def doctor(require: Sequence[str], move: bool) -> str: ...
 def supports(vendor: _Text, /) -> bool: ...

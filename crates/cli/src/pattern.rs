@@ -5,7 +5,9 @@
 //! byte that is not moved is wrong with certainty, not with probability 255/256.
 
 use serde::{Deserialize, Serialize};
-use tensorferry::HostBuffer;
+use tensorferry::Result;
+
+use crate::memory::Buffer;
 
 /// The content of a buffer in one round.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -29,8 +31,6 @@ pub(crate) struct Mismatch {
     pub(crate) found: u8,
 }
 
-/// Patterns are made and compared in pieces that stay in the processor's cache.
-const PIECE: usize = 32 << 10;
 /// Odd, so that multiplying by it maps no two words to one.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Further apart than any buffer has words, so that no two rounds share an index.
@@ -49,33 +49,42 @@ impl Pattern {
 
     /// Fills the first `len` bytes of `buffer`.
     ///
+    /// # Errors
+    /// The memory's device refused.
+    ///
     /// # Panics
     /// If the buffer is shorter.
-    pub(crate) fn fill(self, buffer: &HostBuffer, len: usize) {
-        let mut piece = vec![0; PIECE.min(len)];
-        for at in (0..len).step_by(PIECE) {
-            let piece = &mut piece[..PIECE.min(len - at)];
+    pub(crate) fn fill(self, buffer: &Buffer, len: usize) -> Result<()> {
+        let most = buffer.piece();
+        let mut piece = vec![0; most.min(len)];
+        for at in (0..len).step_by(most) {
+            let piece = &mut piece[..most.min(len - at)];
             self.make(at, piece);
-            buffer.write(at, piece);
+            buffer.write(at, piece)?;
         }
+        Ok(())
     }
 
     /// Compares the first `len` bytes of `buffer`, each of them.
     ///
+    /// # Errors
+    /// The memory's device refused.
+    ///
     /// # Panics
     /// If the buffer is shorter.
-    pub(crate) fn check(self, buffer: &HostBuffer, len: usize) -> Option<Mismatch> {
-        let (mut expected, mut found) = (vec![0; PIECE.min(len)], vec![0; PIECE.min(len)]);
+    pub(crate) fn check(self, buffer: &Buffer, len: usize) -> Result<Option<Mismatch>> {
+        let most = buffer.piece();
+        let (mut expected, mut found) = (vec![0; most.min(len)], vec![0; most.min(len)]);
         let mut mismatch = None;
-        for at in (0..len).step_by(PIECE) {
-            let size = PIECE.min(len - at);
+        for at in (0..len).step_by(most) {
+            let size = most.min(len - at);
             self.make(at, &mut expected[..size]);
-            buffer.read_into(at, &mut found[..size]);
+            buffer.read_into(at, &mut found[..size])?;
             if expected[..size] != found[..size] {
                 note(&mut mismatch, at, &expected[..size], &found[..size]);
             }
         }
-        mismatch.map(|m| Mismatch { checked_bytes: len as u64, ..m })
+        Ok(mismatch.map(|m| Mismatch { checked_bytes: len as u64, ..m }))
     }
 
     /// The bytes from `at`, a multiple of eight, on.
@@ -129,22 +138,33 @@ impl std::fmt::Display for Mismatch {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tensorferry::HostBuffer;
 
+    use super::*;
+    use crate::memory::tests::on_a_device;
+
+    /// Of host memory.
+    const PIECE: usize = 32 << 10;
     const LEN: usize = 2 * PIECE + 13;
 
-    fn filled(pattern: Pattern) -> HostBuffer {
-        let buffer = HostBuffer::zeroed(LEN + 1).unwrap();
-        pattern.fill(&buffer, LEN);
+    fn filled(pattern: Pattern) -> Buffer {
+        let buffer = Buffer::Host(HostBuffer::zeroed(LEN + 1).unwrap());
+        pattern.fill(&buffer, LEN).unwrap();
         buffer
+    }
+
+    fn read(buffer: &Buffer, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        buffer.read_into(at, &mut bytes).unwrap();
+        bytes
     }
 
     #[test]
     fn what_was_filled_is_right() {
         let pattern = Pattern::of_round(7, 1);
         let buffer = filled(pattern);
-        assert_eq!(pattern.check(&buffer, LEN), None);
-        assert_eq!(buffer.read(LEN, 1), [0], "nothing is written behind the end");
+        assert_eq!(pattern.check(&buffer, LEN).unwrap(), None);
+        assert_eq!(read(&buffer, LEN, 1), [0], "nothing is written behind the end");
     }
 
     #[test]
@@ -152,9 +172,9 @@ mod tests {
         let pattern = Pattern::of_round(7, 1);
         let buffer = filled(pattern);
         for at in [0, 1, 7, 8, PIECE - 1, PIECE, 2 * PIECE, LEN - 1] {
-            let right = buffer.read(at, 1);
-            buffer.write(at, &[right[0] ^ 0x10]);
-            let mismatch = pattern.check(&buffer, LEN).unwrap();
+            let right = read(&buffer, at, 1);
+            buffer.write(at, &[right[0] ^ 0x10]).unwrap();
+            let mismatch = pattern.check(&buffer, LEN).unwrap().unwrap();
             assert_eq!(
                 mismatch,
                 Mismatch {
@@ -165,28 +185,44 @@ mod tests {
                     found: right[0] ^ 0x10,
                 }
             );
-            buffer.write(at, &right);
+            buffer.write(at, &right).unwrap();
         }
-        assert_eq!(pattern.check(&buffer, LEN), None);
+        assert_eq!(pattern.check(&buffer, LEN).unwrap(), None);
     }
 
     #[test]
     fn stale_bytes_are_wrong_each_of_them() {
         let pattern = Pattern::of_round(7, 2);
         let buffer = filled(pattern.complement());
-        let mismatch = pattern.check(&buffer, LEN).unwrap();
+        let mismatch = pattern.check(&buffer, LEN).unwrap().unwrap();
         assert_eq!(mismatch.wrong_bytes, LEN as u64);
+    }
+
+    #[test]
+    fn a_flipped_bit_in_device_memory_is_found() {
+        let len = 3 * (1 << 20) + 13;
+        let Some((_engine, buffer)) = on_a_device("pattern", len) else { return };
+        let pattern = Pattern::of_round(7, 1);
+        pattern.fill(&buffer, len).unwrap();
+        assert_eq!(pattern.check(&buffer, len).unwrap(), None);
+        for at in [0, (1 << 20) - 1, 1 << 20, len - 1] {
+            let right = read(&buffer, at, 1);
+            buffer.write(at, &[!right[0]]).unwrap();
+            let mismatch = pattern.check(&buffer, len).unwrap().unwrap();
+            assert_eq!((mismatch.wrong_bytes, mismatch.first_offset_bytes), (1, at as u64));
+            buffer.write(at, &right).unwrap();
+        }
     }
 
     #[test]
     fn bytes_in_the_wrong_place_or_of_another_round_are_wrong() {
         let pattern = Pattern::of_round(7, 2);
         let buffer = filled(pattern);
-        let shifted = buffer.read(0, LEN - 8);
-        buffer.write(8, &shifted);
-        assert!(pattern.check(&buffer, LEN).unwrap().wrong_bytes > LEN as u64 * 9 / 10);
+        let shifted = read(&buffer, 0, LEN - 8);
+        buffer.write(8, &shifted).unwrap();
+        assert!(pattern.check(&buffer, LEN).unwrap().unwrap().wrong_bytes > LEN as u64 * 9 / 10);
         let other = filled(Pattern::of_round(7, 1));
-        assert!(pattern.check(&other, LEN).unwrap().wrong_bytes > LEN as u64 * 9 / 10);
+        assert!(pattern.check(&other, LEN).unwrap().unwrap().wrong_bytes > LEN as u64 * 9 / 10);
     }
 
     #[test]
