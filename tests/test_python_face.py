@@ -27,11 +27,11 @@ METHODS = {
     "batch_transfer_async": "(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint='')",
     "batch_transfer_async_read": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
     "batch_transfer_async_write": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
-    "batch_transfer_read_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)",
+    "batch_transfer_read_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')",
     "batch_transfer_sync": "(target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None, transport_hint='')",
     "batch_transfer_sync_read": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
     "batch_transfer_sync_write": "(target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint='')",
-    "batch_transfer_write_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)",
+    "batch_transfer_write_on_cuda": "(target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')",
     "batch_unregister_memory": "(addrs, /)",
     "close": "()",
     "free_managed_buffer": "(addr, length, /)",
@@ -50,12 +50,12 @@ METHODS = {
     "send_probe": "(peer_server_name)",
     "stats": "()",
     "transfer_check_status": "(batch_id, /)",
-    "transfer_read_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)",
+    "transfer_read_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')",
     "transfer_submit_write": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
     "transfer_sync": "(target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint='')",
     "transfer_sync_read": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
     "transfer_sync_write": "(target_hostname, buffer, peer_buffer_address, length, transport_hint='')",
-    "transfer_write_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)",
+    "transfer_write_on_cuda": "(target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')",
     "unregister_memory": "(addr, /)",
     "warmup_efa_segment": "(segment_name)",
     "write_bytes_to_buffer": "(addr, data, length, /)",
@@ -100,8 +100,9 @@ def test_the_module_has_every_name():
     assert tensorferry.__version__
     for name in mooncake.__all__:
         assert hasattr(mooncake, name)
-    for vendor in ("CUDA", "EFA", "HIP", "INTRA_NVLINK", "MNNVL", "MUSA"):
+    for vendor in ("EFA", "INTRA_NVLINK", "MNNVL"):
         assert getattr(mooncake, f"SUPPORT_{vendor}") is False
+    assert {"SUPPORT_CUDA", "SUPPORT_HIP", "SUPPORT_MUSA"} <= set(dir(mooncake))
     assert mooncake.Read == TransferOpcode.Read and mooncake.Write == TransferOpcode.Write
     assert TransferEngine.TransferOpcode is TransferOpcode
 
@@ -606,13 +607,22 @@ def test_registering_answers_as_existing_engines_do(engine):
     assert engine.unregister_memory(memory.addr) == -3
 
 
-@pytest.mark.parametrize("location", ["cuda:0", "musa:1", "hip:0", "cuda"])
-def test_gpu_locations_are_refused(engine, location):
+@pytest.mark.parametrize("location", ["*", "", "cpu", "cpu:0", "cpu:12", b"cpu:1"])
+def test_locations_of_host_memory(engine, location, caplog):
     memory = Memory(16)
-    assert engine.register_memory(memory.addr, 16, location) == -1
-    assert "GPU" in TransferEngine.last_error()
-    assert engine.batch_register_memory([memory.addr], [16], location=location) == -1
-    assert engine.register_memory(memory.addr, 16, "*") == 0
+    assert engine.register_memory(memory.addr, 16, location) == 0
+    assert engine.unregister_memory(memory.addr) == 0
+    assert engine.batch_register_memory([memory.addr], [16], location=location) == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("location", ["gpu:0", "cuda", "cuda:", "cuda:-1", "cpu:", "cpu:x", "CPU", "npu:3"])
+def test_an_unknown_location_is_said_once(engine, location, caplog):
+    memory = Memory(16)
+    for _ in range(2):
+        assert engine.register_memory(memory.addr, 16, location) == 0
+        assert engine.unregister_memory(memory.addr) == 0
+    assert [r.getMessage() for r in caplog.records] == [f'location "{location}" is unknown: "*" is used']
 
 
 def test_managed_buffers_live_from_allocate_to_free(engine):
@@ -798,15 +808,6 @@ def test_last_error_is_the_calling_threads(engine):
     assert "0x1000" in TransferEngine.last_error()
     assert engine.batch_unregister_memory([]) == 0
     assert TransferEngine.last_error() is None
-
-
-def test_gpu_streams_are_refused_in_words(engine):
-    for method, one in [("transfer_write_on_cuda", 1), ("transfer_read_on_cuda", 1)]:
-        with pytest.raises(NotImplementedError, match="GPU"):
-            getattr(engine, method)("x:1", one, one, one, stream_ptr=5)
-    for method in ("batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"):
-        with pytest.raises(RuntimeError, match="GPU"):
-            getattr(engine, method)("x:1", [1], [1], [1])
 
 
 def test_engines_are_told_apart(engine):

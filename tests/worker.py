@@ -36,6 +36,7 @@ class State:
         self.threads = {}
         self.logs = []
         self.marks = {}
+        self.gpu = None
 
     def view(self, name, start=0, length=None):
         whole = self.buffers[name]
@@ -308,9 +309,10 @@ def COMMANDS(name):  # noqa: N802
     own = globals().get(name)
     if callable(own) and getattr(own, "__module__", None) == __name__:
         return own
+    import gpu_jobs
     import jobs
 
-    return getattr(jobs, name)
+    return getattr(jobs, name, None) or getattr(gpu_jobs, name)
 
 
 def main():

@@ -14,7 +14,7 @@ use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
 use crate::registry::Pin;
-use crate::staging::{DeviceBuffer, Loan};
+use crate::staging::Loan;
 use crate::transfer::Request;
 
 /// A piece of memory for the kernel to read or write: a number and a length, nothing is promised.
@@ -227,25 +227,30 @@ struct Mapping {
 }
 
 /// Memory that the engine keeps alive while it uses it.
-#[derive(Clone, Debug)]
-pub(crate) enum Lent {
-    Host(#[expect(dead_code, reason = "kept alive, not looked at")] HostBuffer),
-    Device(DeviceBuffer),
+#[derive(Clone)]
+pub(crate) struct Lent(
+    #[expect(dead_code, reason = "kept alive, not looked at")] Arc<dyn Send + Sync>,
+);
+
+impl Lent {
+    pub(crate) fn new(memory: Arc<dyn Send + Sync>) -> Self {
+        Self(memory)
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lent")
+    }
 }
 
 impl From<HostBuffer> for Lent {
     fn from(buffer: HostBuffer) -> Self {
-        Self::Host(buffer)
+        Self(buffer.map)
     }
 }
 
-impl From<DeviceBuffer> for Lent {
-    fn from(buffer: DeviceBuffer) -> Self {
-        Self::Device(buffer)
-    }
-}
-
-/// A request whose local memory is a [`HostBuffer`] or a [`DeviceBuffer`].
+/// A request whose local memory is a [`HostBuffer`] or a [`DeviceBuffer`](crate::DeviceBuffer).
 #[derive(Clone, Debug)]
 pub struct OwnedRequest {
     pub(crate) request: Request,

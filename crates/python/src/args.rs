@@ -17,7 +17,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySlice, PyString,
 use crate::failure::Failure;
 
 /// An integer from 0 to 2**64 - 1, from anything with `__index__`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Int(pub(crate) u64);
 
 /// Such integers, in any sequence of them: looked at, not copied yet.

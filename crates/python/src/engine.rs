@@ -1,17 +1,14 @@
 //! The class `TransferEngine`.
-#![expect(unsafe_code, reason = "addresses from Python")]
 
-use std::fmt::Display;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyNotImplementedError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
+use tensorferry::gpu::Location;
 use tensorferry::{BatchId, BatchState, Error, Op, P2P_HANDSHAKE};
 
 use crate::args::{Data, Int, Ints, Text, room};
 use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
-use crate::managed::REGISTER;
 use crate::ready::{Lists, Ready, make};
 use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 use crate::waiting::aside;
@@ -33,6 +30,9 @@ const PROBE_OTHER: i32 = -200;
 ///
 /// Memory that is handed over, by address, must stay mapped: registered memory until
 /// `unregister_memory` has returned, the local memory of a transfer until the transfer has ended.
+///
+/// An address may be memory of a GPU. Its bytes must be there when a call is made, which a program that has
+/// kernels running on a stream makes sure of by synchronising it, or by the methods `..._on_cuda`.
 #[pyclass(frozen, subclass, weakref, module = "tensorferry.mooncake")]
 pub(crate) struct TransferEngine {
     /// Locked with the interpreter lock held, and never while it is released.
@@ -126,11 +126,12 @@ impl TransferEngine {
     ///
     /// Memory that cannot be written, such as a file mapped read-only, can be READ only.
     ///
-    /// `location` is "*", "cpu" or "cpu:N"; anything else counts as "*", and the log says so once, but GPU
-    /// memory ("cuda:0") is refused: this version moves none.
+    /// `location` is "*" (find out), "cpu", "cpu:N", or a GPU: "cuda:N", "musa:N", "hip:N". Anything else counts
+    /// as "*", and so does a GPU that the memory is not on; the log says so once. "*" is right for all memory
+    /// that the process uses; a named GPU is looked for, and its library initialised, if nobody has done that.
     ///
     /// Returns 0; -7 if the range overlaps a registered one; -1 for a length of 0, address 0, a range
-    /// that wraps, memory that is not mapped, a GPU location.
+    /// that wraps, memory that neither this process nor a GPU library in use knows, a named GPU that is not there.
     #[pyo3(
         signature = (buffer_addr, capacity, location=Text::default()),
         text_signature = "($self, buffer_addr, capacity, location='*')"
@@ -144,12 +145,8 @@ impl TransferEngine {
     ) -> PyResult<i32> {
         settle(py, "register_memory", code, || {
             let ready = self.ready()?;
-            check_location(py, &location.0)?;
-            py.detach(|| {
-                // SAFETY: the caller keeps the range mapped and writable until `unregister_memory` for it
-                // has returned, as the class's documentation asks.
-                unsafe { ready.engine().register(buffer_addr.0, capacity.0, &REGISTER) }
-            })?;
+            let location = location_of(py, &location.0)?;
+            ready.register(py, &[(buffer_addr.0, capacity.0)], location)?;
             Ok(0)
         })
     }
@@ -187,11 +184,8 @@ impl TransferEngine {
         settle(py, "batch_register_memory", code, || {
             let ranges = ranges(py, &buffer_addresses, &capacities)?;
             let ready = self.ready()?;
-            check_location(py, &location.0)?;
-            py.detach(|| {
-                // SAFETY: as in `register_memory`, for each of the ranges.
-                unsafe { ready.engine().register_all(&ranges, &REGISTER) }
-            })?;
+            let location = location_of(py, &location.0)?;
+            ready.register(py, &ranges, location)?;
             Ok(0)
         })
     }
@@ -675,72 +669,129 @@ impl TransferEngine {
         self.made().map_or(0, |ready| ready.number)
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// Starts what `transfer_sync_write` does, in order with a stream, and does not wait for it.
+    ///
+    /// It begins when the work is done that is on the stream now, and work that is put on the stream later waits
+    /// until it has ended. `stream_ptr` is a `cudaStream_t` as an integer (of torch: `stream.cuda_stream`); 0, 1
+    /// and 2 are the default streams. Where MUSA or HIP is what the process uses, it is a stream of theirs. The
+    /// stream must not be destroyed before it has gone on behind the transfer.
+    ///
+    /// Returns None. Raises RuntimeError where nothing can be started: the name or the lists make no sense, the stream
+    /// is being captured, there is no GPU, the engine is not initialized. A transfer that fails later lets the
+    /// stream go on. It is an ERROR on the logger `tensorferry.mooncake`, counts as `on_cuda_failed` in `stats()`,
+    /// and is raised, once, by the next of these four methods, which then starts nothing.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+        signature = (
+            target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn transfer_write_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffer: &Bound<'_, PyAny>,
-        peer_buffer_address: &Bound<'_, PyAny>,
-        length: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
-        Err(no_gpu("transfer_write_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            let order = (&*target_hostname.0, &lists, Op::Write, stream_ptr);
+            self.begin_on_stream(py, "transfer_write_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// Starts what `transfer_sync_read` does, in order with a stream, and does not wait for it.
+    ///
+    /// Otherwise as `transfer_write_on_cuda`.
     #[pyo3(
-        signature = (target_hostname, buffer, peer_buffer_address, length, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0)"
+        signature = (
+            target_hostname, buffer, peer_buffer_address, length, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn transfer_read_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffer: &Bound<'_, PyAny>,
-        peer_buffer_address: &Bound<'_, PyAny>,
-        length: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffer: Int,
+        peer_buffer_address: Int,
+        length: Int,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffer, peer_buffer_address, length, stream_ptr);
-        Err(no_gpu("transfer_read_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::one(buffer, peer_buffer_address, length);
+            let order = (&*target_hostname.0, &lists, Op::Read, stream_ptr);
+            self.begin_on_stream(py, "transfer_read_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// `transfer_write_on_cuda` for many ranges at once: three sequences of the same length.
+    ///
+    /// The ranges are written in any order; the stream goes on when all of them are in place, or one has failed and
+    /// the rest has ended.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn batch_transfer_write_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        peer_buffer_addresses: &Bound<'_, PyAny>,
-        lengths: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
-        Err(no_gpu("batch_transfer_write_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let order = (&*target_hostname.0, &lists, Op::Write, stream_ptr);
+            self.begin_on_stream(py, "batch_transfer_write_on_cuda", order)
+        })
     }
 
-    /// Raises NotImplementedError: this version moves no GPU memory.
+    /// `transfer_read_on_cuda` for many ranges at once: three sequences of the same length.
+    ///
+    /// Otherwise as `batch_transfer_write_on_cuda`.
     #[pyo3(
-        signature = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=None),
-        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0)"
+        signature = (
+            target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=Int::default(),
+            transport_hint=Text::default()
+        ),
+        text_signature = "($self, target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr=0, transport_hint='')"
     )]
+    #[expect(clippy::too_many_arguments, reason = "programs pass them")]
     fn batch_transfer_read_on_cuda(
         &self,
-        target_hostname: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        peer_buffer_addresses: &Bound<'_, PyAny>,
-        lengths: &Bound<'_, PyAny>,
-        stream_ptr: Option<&Bound<'_, PyAny>>,
+        py: Python<'_>,
+        target_hostname: Text,
+        buffers: Ints<'_>,
+        peer_buffer_addresses: Ints<'_>,
+        lengths: Ints<'_>,
+        stream_ptr: Int,
+        transport_hint: Text,
     ) -> PyResult<()> {
-        let _ = (target_hostname, buffers, peer_buffer_addresses, lengths, stream_ptr);
-        Err(no_gpu("batch_transfer_read_on_cuda"))
+        let _ = transport_hint;
+        raise(|| {
+            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let order = (&*target_hostname.0, &lists, Op::Read, stream_ptr);
+            self.begin_on_stream(py, "batch_transfer_read_on_cuda", order)
+        })
     }
 
     /// Ends the engine now: running transfers fail, peers cannot reach its memory, its sockets are closed.
@@ -771,7 +822,8 @@ impl TransferEngine {
     }
 
     /// What the engine has done so far: its counters by name, `"protocol"`, which is "tcp", and
-    /// `"requested_protocol"`, which is what `initialize` was given.
+    /// `"requested_protocol"`, which is what `initialize` was given. `"on_cuda_failed"` is how many transfers failed
+    /// that are in order with a stream.
     ///
     /// Raises RuntimeError before `initialize` and after `close`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -783,6 +835,9 @@ impl TransferEngine {
             for (name, value) in ready.engine().stats().to_pairs() {
                 stats.set_item(name, value)?;
             }
+            if ready.check().is_ok() {
+                stats.set_item("on_cuda_failed", ready.streamed_failures())?;
+            }
             Ok(stats)
         })
     }
@@ -791,6 +846,15 @@ impl TransferEngine {
 impl TransferEngine {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_on_stream(
+        &self,
+        py: Python<'_>,
+        method: &'static str,
+        (peer, lists, op, stream): (&str, &Lists, Op, Int),
+    ) -> Result<(), Failure> {
+        self.ready()?.begin_on_stream(py, method, peer, lists, (op, stream.0))
     }
 
     /// The engine of this process.
@@ -891,21 +955,19 @@ fn ranges(
     Ok(ranges)
 }
 
-fn check_location(py: Python<'_>, location: &str) -> Result<(), Failure> {
-    let (kind, number) = location.split_once(':').unwrap_or((location, "0"));
-    let numbered = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    match kind {
-        "" | "*" if location == kind => Ok(()),
-        "cpu" if numbered => Ok(()),
-        "cuda" | "musa" | "hip" => Err(Failure::new(format!(
-            "location {location:?} is GPU memory, and this version moves host memory only; register \
-             host memory (location \"*\" or \"cpu:0\")"
-        ))),
-        _ => {
-            logging::warn_once(py, format!("location {location:?} is unknown: \"*\" is used"))?;
-            Ok(())
-        }
+/// Where the caller says that memory is; a text that says nothing to us counts as nothing said.
+fn location_of(py: Python<'_>, text: &str) -> Result<Location, Failure> {
+    if let Ok(location) = text.parse() {
+        return Ok(location);
     }
+    let node = text.strip_prefix("cpu:").unwrap_or_default();
+    if !node.is_empty() && node.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(Location::Cpu);
+    }
+    if !text.is_empty() {
+        logging::warn_once(py, format!("location {text:?} is unknown: \"*\" is used"))?;
+    }
+    Ok(Location::Any)
 }
 
 fn op_of(opcode: TransferOpcode) -> Result<Op, Failure> {
@@ -922,10 +984,4 @@ fn code(code: i32) -> i32 {
 /// The answer of calls that return an id or an address.
 fn no_id(_: i32) -> u64 {
     0
-}
-
-fn no_gpu(method: impl Display) -> PyErr {
-    let text = format!("{method}: this version moves no GPU memory; copy to host memory first");
-    last_error::set(text.clone());
-    PyNotImplementedError::new_err(text)
 }

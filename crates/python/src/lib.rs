@@ -13,6 +13,8 @@ mod logging;
 mod managed;
 mod program;
 mod ready;
+mod streamed;
+mod support;
 mod topology;
 mod types;
 mod waiting;
@@ -28,6 +30,8 @@ mod _native {
     #[pymodule_export]
     use crate::program::{doctor, main};
     #[pymodule_export]
+    use crate::support::supports;
+    #[pymodule_export]
     use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 
     #[pymodule_init]
@@ -35,10 +39,6 @@ mod _native {
         module.add("__version__", tensorferry::VERSION)?;
         module.add("Read", TransferOpcode::READ)?;
         module.add("Write", TransferOpcode::WRITE)?;
-        // This version moves host memory.
-        for vendor in ["CUDA", "EFA", "HIP", "INTRA_NVLINK", "MNNVL", "MUSA"] {
-            module.add(format!("SUPPORT_{vendor}"), false)?;
-        }
         Ok(())
     }
 }

@@ -222,32 +222,59 @@ fn log(py: Python<'_>, name: &str, level: u8, text: &str) -> PyResult<()> {
     Ok(())
 }
 
+/// Which failures are logged: one per method and [`REPEAT`].
+#[derive(Default)]
+pub(crate) struct Limiter {
+    /// When a method was logged last, and how many of its failures were not since.
+    logged: HashMap<&'static str, (Instant, u64)>,
+}
+
+impl Limiter {
+    /// What to log about a failure of `method`; nothing if it was logged a moment ago.
+    pub(crate) fn line(&mut self, method: &'static str, text: &str) -> Option<String> {
+        let now = Instant::now();
+        let missed = match self.logged.get_mut(method) {
+            Some((last, missed)) if now.duration_since(*last) < REPEAT => {
+                *missed += 1;
+                return None;
+            }
+            before => before.map_or(0, |(_, missed)| *missed),
+        };
+        self.logged.insert(method, (now, 0));
+        let mut line = format!("{method}: {text}");
+        if missed > 0 {
+            let _ = write!(line, " ({missed} more failures of {method} were not logged)");
+        }
+        Some(line)
+    }
+
+    /// What was not logged and will not be, since this is the end.
+    pub(crate) fn rest(&mut self) -> Vec<String> {
+        let missed = self.logged.drain().filter(|(_, (_, missed))| *missed > 0);
+        missed
+            .map(|(method, (_, missed))| {
+                format!("{method}: {missed} more failures were not logged")
+            })
+            .collect()
+    }
+}
+
+/// Logs an error from any thread, also one that may not take the interpreter lock.
+pub(crate) fn error(text: String) {
+    Queue::current().push(Record { level: Level::ERROR, target: FACE, text });
+}
+
 /// Logs that `method` failed, unless it has done so within the last second.
 #[cold]
 pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) -> PyResult<()> {
-    /// When a method was logged last, and how many failures were not since.
-    static LOGGED: LazyLock<Mutex<HashMap<&'static str, (Instant, u64)>>> =
-        LazyLock::new(Mutex::default);
+    static LIMITER: LazyLock<Mutex<Limiter>> = LazyLock::new(Mutex::default);
     if EXITING.load(Ordering::Relaxed) {
         return Ok(());
     }
     // A signal that has come during the call is not to be raised where a handler's errors are.
     py.check_signals()?;
-    let now = Instant::now();
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    let missed = match logged.get_mut(method) {
-        Some((last, missed)) if now.duration_since(*last) < REPEAT => {
-            *missed += 1;
-            return Ok(());
-        }
-        before => before.map_or(0, |(_, missed)| *missed),
-    };
-    logged.insert(method, (now, 0));
-    drop(logged);
-    let mut line = format!("{method}: {text}");
-    if missed > 0 {
-        let _ = write!(line, " ({missed} more failures of {method} were not logged)");
-    }
+    let line = LIMITER.lock().unwrap_or_else(PoisonError::into_inner).line(method, text);
+    let Some(line) = line else { return Ok(()) };
     if !STARTED.load(Ordering::Relaxed) {
         // A forked child has no thread for what the engine has to say.
         let left = take(&mut Queue::current().lock());

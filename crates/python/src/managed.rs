@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tensorferry::gpu::Location;
-use tensorferry::{Engine, Error, HostBuffer, RegisterOptions, Repeat};
+use tensorferry::{Access, Engine, Error, HostBuffer, RegisterOptions, Repeat};
 
 use crate::failure::Failure;
 
@@ -17,10 +17,9 @@ const LARGEST_CLASS: u64 = 256 << 20;
 /// How much freed memory is kept for the next `allocate`.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// How everything is registered by this face: existing engines know no repeats.
-pub(crate) const REGISTER: RegisterOptions = {
-    // Weights are often mapped from a file, read-only.
-    let access = tensorferry::Access::AsMapped;
+/// How blocks are registered.
+const REGISTER: RegisterOptions = {
+    let access = Access::ReadWrite;
     RegisterOptions { access, repeat: Repeat::Refused, location: Location::Cpu }
 };
 

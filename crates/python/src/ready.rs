@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tensorferry::gpu::{Choice, Location, Vendor};
 use tensorferry::{
-    Batch, Config, Engine, Error, HostBuffer, MetadataServer, Notification, OnFull, Op, Request,
-    Segment, SubmitOptions,
+    Access, Batch, Config, Engine, Error, HostBuffer, MetadataServer, Notification, OnFull, Op,
+    RegisterOptions, Repeat, Request, Segment, SubmitOptions, UserStream,
 };
 
 use crate::args::{Int, Ints, MOST_ENTRIES, room};
@@ -18,6 +19,7 @@ use crate::failure::Failure;
 use crate::lifetime::watch;
 use crate::logging;
 use crate::managed::Managed;
+use crate::streamed::Streamed;
 use crate::waiting::SIGNALS;
 
 /// How long the first batch to a peer may take until it has a number. A peer that is not there has said
@@ -36,6 +38,7 @@ const PIECE: usize = 64 << 20;
 pub(crate) struct Ready {
     engine: Engine,
     managed: Arc<Managed>,
+    streamed: Arc<Streamed>,
     /// Peers that have answered.
     known: Mutex<HashSet<String>>,
     /// What `initialize` was asked for; TCP it is in any case.
@@ -59,6 +62,7 @@ struct Order<'a> {
     lists: &'a Lists,
     op: Op,
     notification: Option<Notification>,
+    stream: Option<UserStream>,
 }
 
 /// A range that lies in one buffer.
@@ -148,6 +152,7 @@ pub(crate) fn make(
     let ready = Arc::new(Ready {
         engine,
         managed: Arc::default(),
+        streamed: Arc::default(),
         known: Mutex::default(),
         protocol: protocol.to_owned(),
         number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -190,8 +195,13 @@ impl Ready {
         if self.is_forked() {
             self.engine.close_inherited();
         } else {
-            py.detach(|| self.engine.close());
+            py.detach(|| self.end());
         }
+    }
+
+    fn end(&self) {
+        self.engine.close();
+        self.streamed.end();
     }
 
     /// Submits, and waits for the end.
@@ -203,7 +213,7 @@ impl Ready {
         op: Op,
         notification: Option<Notification>,
     ) -> Result<i32, Failure> {
-        let order = Order { peer, lists, op, notification };
+        let order = Order { peer, lists, op, notification, stream: None };
         let (batch, result) = self.submit(py, &order, |batch| {
             let result = batch.wait_timeout(SIGNALS);
             (batch, result)
@@ -228,12 +238,77 @@ impl Ready {
         op: Op,
     ) -> Result<u64, Failure> {
         let known = self.known().contains(peer);
-        let batch =
-            self.submit(py, &Order { peer, lists, op, notification: None }, |batch| batch)?;
+        let order = Order { peer, lists, op, notification: None, stream: None };
+        let batch = self.submit(py, &order, |batch| batch)?;
         if !known {
             self.meet(py, peer, &batch)?;
         }
         Ok(self.engine.batches().insert(batch).as_raw())
+    }
+
+    /// Submits behind what is on the stream `raw`, and holds up what comes after it. Fails if an earlier such
+    /// transfer did; nothing is submitted then.
+    pub(crate) fn begin_on_stream(
+        &self,
+        py: Python<'_>,
+        method: &'static str,
+        peer: &str,
+        lists: &Lists,
+        (op, raw): (Op, u64),
+    ) -> Result<(), Failure> {
+        self.streamed.take_failure()?;
+        let vendor = py.detach(|| self.vendor());
+        // SAFETY: the caller keeps the stream until the transfer has ended and the stream has gone on, as the
+        // class's documentation asks.
+        let stream = unsafe { UserStream::new(vendor, raw) }.hold_later_work();
+        let order = Order { peer, lists, op, notification: None, stream: Some(stream) };
+        let batch = self.submit(py, &order, |batch| batch)?;
+        self.streamed.add(method, batch);
+        Ok(())
+    }
+
+    /// Whose streams programs have in this process: the methods are called `…_on_cuda` wherever they run.
+    fn vendor(&self) -> Vendor {
+        let gpus = self.engine.gpus();
+        if let Choice::Only(vendor) = gpus.settings().choice {
+            return vendor;
+        }
+        let in_use: Vec<Vendor> = gpus.in_use().iter().map(|gpu| gpu.vendor()).collect();
+        // In the order in which vendors are asked, CUDA first.
+        in_use.first().copied().unwrap_or(Vendor::Cuda)
+    }
+
+    /// How many transfers failed that are ordered with a stream.
+    pub(crate) fn streamed_failures(&self) -> u64 {
+        self.streamed.failures()
+    }
+
+    /// Registers all of the ranges, or none of them.
+    ///
+    /// A location that is not where the memory is counts as none, since existing engines do not look at it.
+    pub(crate) fn register(
+        &self,
+        py: Python<'_>,
+        ranges: &[(u64, u64)],
+        location: Location,
+    ) -> Result<(), Failure> {
+        let register = |location| {
+            // Weights are often mapped from a file, read-only. Existing engines know no repeats.
+            let (access, repeat) = (Access::AsMapped, Repeat::Refused);
+            let options = RegisterOptions { access, repeat, location };
+            // SAFETY: the caller keeps the ranges mapped (device memory: allocated) until `unregister` for them
+            // has returned, as the class's documentation asks.
+            py.detach(|| unsafe { self.engine.register_all(ranges, &options) })
+        };
+        let Err(error) = register(location) else { return Ok(()) };
+        if !matches!(error, Error::WrongLocation { .. }) {
+            return Err(error.into());
+        }
+        let said = format!(
+            "location \"{location}\" was given for memory that is not there; it counts as \"*\""
+        );
+        logging::warn_once(py, said)?;
+        Ok(register(Location::Any)?)
     }
 
     /// Finds out whether the peer of the first batch to it is there.
@@ -295,7 +370,7 @@ impl Ready {
             timeout: deadline.map(|end| end.saturating_duration_since(Instant::now())),
             notification: order.notification.clone(),
             on_full: OnFull::WaitFor(SIGNALS),
-            stream: None,
+            stream: order.stream,
         };
         let requests = order.lists.requests(order.op)?;
         // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
@@ -454,13 +529,14 @@ impl Drop for Ready {
         if self.is_forked() {
             // A fork that Python's hooks were not told of. See there.
             self.engine.close_inherited();
-            std::mem::forget((self.engine.clone(), Arc::clone(&self.managed)));
+            let Self { engine, managed, streamed, .. } = self;
+            std::mem::forget((engine.clone(), Arc::clone(managed), Arc::clone(streamed)));
             return;
         }
         // The last owner is a Python object whose reference count became zero, so this thread is attached;
         // unless the interpreter is gone, when nobody is kept waiting.
         if Python::try_attach(|py| self.close(py)).is_none() {
-            self.engine.close();
+            self.end();
         }
     }
 }

@@ -9,7 +9,7 @@ use tensorferry_gpu::{Context, DeviceId};
 use tensorferry_wire::Op;
 
 use crate::error::{Error, Result};
-use crate::memory::{OwnedRequest, empty_slot, fill_slot};
+use crate::memory::{Lent, OwnedRequest, empty_slot, fill_slot};
 use crate::staging::ring::Taken;
 use crate::staging::worker::Order;
 use crate::staging::{Alarm, Copy, Devices, Job, Keep, Loan, Stager, Way};
@@ -127,7 +127,7 @@ impl DeviceBuffer {
         until: Instant,
     ) -> Result<()> {
         let copies = vec![Copy { device, other: slot.addr(), len }];
-        let keep = vec![Keep::Slot(Arc::clone(slot)), Keep::Buffer(self.clone())];
+        let keep = vec![Keep::Slot(Arc::clone(slot)), Keep::Lent(self.clone().into())];
         self.memory.stager.copy_by(Job { way, copies, keep, bell: None }, until)
     }
 
@@ -139,6 +139,12 @@ impl DeviceBuffer {
             )));
         }
         Ok(())
+    }
+}
+
+impl From<DeviceBuffer> for Lent {
+    fn from(buffer: DeviceBuffer) -> Self {
+        Self::new(buffer.memory)
     }
 }
 

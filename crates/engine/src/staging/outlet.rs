@@ -113,6 +113,12 @@ impl Payload {
         at - from
     }
 
+    /// Whether its first bytes are there.
+    pub(crate) fn has_begun(&self) -> bool {
+        let first = self.pieces.front().filter(|piece| piece.start == 0);
+        first.is_some_and(|piece| piece.group.done.get().is_some_and(|done| done.is_complete()))
+    }
+
     /// The first `upto` bytes were sent.
     pub(crate) fn sent(&mut self, upto: u64) {
         while self.pieces.front().is_some_and(|piece| piece.end() <= upto) {

@@ -45,6 +45,8 @@ pub(crate) struct Lane {
     taken: u64,
     /// Where READ payloads for device memory land.
     inlet: Inlet,
+    /// Some READ in flight is for device memory.
+    stages: bool,
 }
 
 /// What a receive call is to bring.
@@ -108,6 +110,7 @@ impl Lane {
             closing: None,
             taken: 0,
             inlet: Inlet::default(),
+            stages: false,
         }
     }
 
@@ -127,11 +130,13 @@ impl Lane {
 
     /// Awaits the answers of what was launched since the last call.
     pub(crate) fn take_over(&mut self, half: &mut SendHalf) {
+        self.stages &= !self.flights.is_empty();
         for (seq, slice) in half.launched.drain(..) {
             self.taken += 1;
             self.in_flight += slice.len;
             let (op, len) = (slice.op(), slice.len);
             let staged = op == Op::Read && slice.device().is_some();
+            self.stages |= staged;
             self.flights.push_back(Flight { seq, op, len, slice: Some(slice), staged });
         }
     }
@@ -177,6 +182,21 @@ impl Lane {
         spans: &mut Vec<Span>,
         bell: &Arc<dyn Bell>,
     ) -> Planned {
+        // Made twice, so that the path of host memory has no trace of staging.
+        if self.stages {
+            self.plan_as::<true>(discard, max_spans, spans, bell)
+        } else {
+            self.plan_as::<false>(discard, max_spans, spans, bell)
+        }
+    }
+
+    fn plan_as<const STAGES: bool>(
+        &mut self,
+        discard: Span,
+        max_spans: usize,
+        spans: &mut Vec<Span>,
+        bell: &Arc<dyn Bell>,
+    ) -> Planned {
         let (mut room, mut at, mut planned) = (MAX_CALL_BYTES, 0, Planned::default());
         let mut want = self.flights.front().map(|f| self.reader.want(&f.expected(self.version)));
         let mut landing = Landing::default();
@@ -196,7 +216,7 @@ impl Lane {
             }
             if flight.op == Op::Read {
                 let (addr, most) = match &flight.slice {
-                    Some(slice) if !flight.staged => (slice.local() + offset, room),
+                    Some(slice) if !(STAGES && flight.staged) => (slice.local() + offset, room),
                     Some(_) => match landing.place(flight, &mut self.inlet, bell, discard) {
                         Some((addr, most)) => (addr, room.min(most)),
                         None => {
@@ -207,7 +227,7 @@ impl Lane {
                     None => (discard.addr, room.min(discard.len as u64)),
                 };
                 let take = (flight.len - offset).min(most);
-                if flight.staged {
+                if STAGES && flight.staged {
                     landing.taken(addr, take);
                 } else {
                     planned.users |= flight.slice.is_some();
@@ -237,8 +257,11 @@ impl Lane {
         half: &SendHalf,
         bell: &Arc<dyn Bell>,
     ) -> std::result::Result<(), LaneFault> {
+        if !self.stages {
+            return self.take_in::<false>(n, half);
+        }
         let before = self.flights.len();
-        let result = self.take_in(n, half);
+        let result = self.take_in::<true>(n, half);
         if self.flights.len() < before {
             // A READ that is complete waits for these copies.
             self.inlet.flush(bell);
@@ -260,7 +283,11 @@ impl Lane {
         self.inlet.rest(bell);
     }
 
-    fn take_in(&mut self, n: usize, half: &SendHalf) -> std::result::Result<(), LaneFault> {
+    fn take_in<const STAGES: bool>(
+        &mut self,
+        n: usize,
+        half: &SendHalf,
+    ) -> std::result::Result<(), LaneFault> {
         let (mut n, mut at) = (n, 0);
         while n > 0 {
             let Some(front) = self.flights.front() else {
@@ -277,7 +304,7 @@ impl Lane {
                 ReplyWant::Payload { len, .. } => {
                     let take = len.min(n as u64);
                     n -= take as usize;
-                    if front.staged {
+                    if STAGES && front.staged {
                         front.landed(&mut self.inlet, front.len - len, take);
                     }
                     self.reader.advance_payload(&expected, take)
@@ -289,6 +316,7 @@ impl Lane {
         Ok(())
     }
 
+    #[inline(always)]
     fn answered(
         &mut self,
         event: ReplyEvent,

@@ -12,7 +12,7 @@ use tensorferry_wire::{HEADER_LEN, Header, Op, Version};
 use crate::memory::Span;
 use crate::staging::{Ahead, Bell, Fault, Keep, Outlet, Payload, Stager};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
-use crate::transfer::{BatchInner, Hold, Slice};
+use crate::transfer::{BatchInner, Hold, Request, Slice};
 
 /// Requests in the order in which they leave.
 pub(crate) struct SendHalf {
@@ -23,16 +23,16 @@ pub(crate) struct SendHalf {
     next_seq: u64,
     open: bool,
     outlet: Outlet,
-    /// Some request in the queue may come from a device.
-    stages: bool,
+    /// Payloads of the queue that come from a device, in its order.
+    staged: VecDeque<Staged>,
 }
 
 struct Outgoing {
     seq: u64,
     header: [u8; HEADER_LEN],
     local: u64,
-    /// Its payload comes from a device.
-    staged: Option<Box<Staged>>,
+    /// Its payload comes from a device: the next of those that do.
+    staged: bool,
     /// Payload bytes: none for a READ.
     payload: u64,
     /// Bytes of header and payload that a socket has taken.
@@ -41,6 +41,7 @@ struct Outgoing {
 
 /// A payload that is copied from a device before it can be sent.
 struct Staged {
+    seq: u64,
     payload: Payload,
     /// What a copy of it has to keep from being settled.
     batch: Arc<BatchInner>,
@@ -58,21 +59,25 @@ impl SendHalf {
             next_seq: 0,
             open: true,
             outlet: Outlet::default(),
-            stages: false,
+            staged: VecDeque::new(),
         }
     }
 
     /// Takes a slice on: it will be sent behind all others.
+    #[inline]
     pub(crate) fn launch(&mut self, slice: Slice) {
-        let (op, len) = (slice.op(), slice.len);
-        let header = Header { op, version: self.version, addr: slice.remote(), len };
+        let Request { op, local, remote, len } = slice.request();
+        let header = Header { op, version: self.version, addr: remote, len };
         let payload = if op == Op::Write { len } else { 0 };
-        let staged = if payload > 0 { slice.device().map(|d| Staged::of(&slice, d)) } else { None };
-        self.stages |= staged.is_some();
+        let device = slice.device().filter(|_| payload > 0);
+        let staged = device.is_some();
+        if let Some(device) = device {
+            self.staged.push_back(Staged::of(self.next_seq, &slice, device));
+        }
         self.queue.push_back(Outgoing {
             seq: self.next_seq,
             header: header.encode(),
-            local: slice.local(),
+            local,
             staged,
             payload,
             sent: 0,
@@ -89,13 +94,7 @@ impl SendHalf {
     /// Has devices copy what will be sent next. `Starved`: for want of a slot; the bell will ring.
     pub(crate) fn ask(&mut self, bell: &Arc<dyn Bell>) -> Ahead {
         let mut ahead = Ahead::All;
-        if !std::mem::take(&mut self.stages) {
-            return ahead;
-        }
-        for item in &mut self.queue {
-            let Some(staged) = &mut item.staged else { continue };
-            let Staged { payload, batch, entry } = &mut **staged;
-            self.stages = true;
+        for Staged { payload, batch, entry, .. } in &mut self.staged {
             ahead = self.outlet.ask(payload, bell, || Keep::Hold(Hold::on(batch, *entry)));
             if ahead != Ahead::All {
                 break;
@@ -107,21 +106,31 @@ impl SendHalf {
 
     /// Gives back the staging slots of what waits for the socket.
     pub(crate) fn relinquish(&mut self) {
-        let staged = self.queue.iter_mut().filter_map(|item| {
-            let sent = item.sent.saturating_sub(HEADER);
-            Some((&mut item.staged.as_mut()?.payload, sent))
-        });
+        let front = self.queue.front().map(|item| (item.seq, item.sent.saturating_sub(HEADER)));
+        let sent = |seq| front.filter(|(front, _)| *front == seq).map_or(0, |(_, sent)| sent);
+        let staged = self.staged.iter_mut().map(|one| (&mut one.payload, sent(one.seq)));
         self.outlet.relinquish(staged);
     }
 
     /// Why the payload that is to be sent next will not come.
     pub(crate) fn fault(&self) -> Option<Fault> {
-        self.queue.front()?.staged.as_ref()?.payload.fault()
+        let front = self.queue.front().filter(|item| item.staged)?;
+        self.staged.front().filter(|staged| staged.seq == front.seq)?.payload.fault()
     }
 
     /// What the next send call sends, at most `max_spans` pieces.
     pub(crate) fn plan(&self, max_spans: usize, spans: &mut Vec<Span>) {
-        let mut room = MAX_CALL_BYTES;
+        // Made twice, so that the path of host memory has no trace of staging.
+        if self.staged.is_empty() {
+            self.plan_as::<false>(max_spans, spans);
+        } else {
+            self.plan_as::<true>(max_spans, spans);
+        }
+    }
+
+    #[inline]
+    fn plan_as<const STAGES: bool>(&self, max_spans: usize, spans: &mut Vec<Span>) {
+        let (mut room, mut staged) = (MAX_CALL_BYTES, self.staged.iter());
         for item in &self.queue {
             if spans.len() + 2 > max_spans.clamp(2, MAX_CALL_SPANS) || room == 0 {
                 break;
@@ -132,16 +141,16 @@ impl SendHalf {
             }
             let offset = item.sent.saturating_sub(HEADER);
             let mut take = (item.payload - offset).min(room);
-            match &item.staged {
-                Some(staged) => take = staged.payload.spans(offset, take, spans),
-                None if take > 0 => {
-                    spans.push(Span { addr: item.local + offset, len: take as usize });
+            if STAGES && item.staged {
+                let payload = staged.next().map(|staged| &staged.payload);
+                take = payload.map_or(0, |payload| payload.spans(offset, take, spans));
+                if take == 0 {
+                    // No header goes ahead of its payload's first bytes, or nobody could take it back.
+                    spans.truncate(before);
+                    break;
                 }
-                None => {}
-            }
-            if item.payload > 0 && take == 0 {
-                // No header goes ahead of its payload's first bytes, or nobody could take it back.
-                spans.truncate(before);
+            } else if take > 0 {
+                spans.push(Span { addr: item.local + offset, len: take as usize });
             }
             room -= take;
             if offset + take < item.payload {
@@ -153,16 +162,31 @@ impl SendHalf {
 
     /// A socket has taken `n` bytes of what was planned.
     pub(crate) fn sent(&mut self, n: usize) {
+        if self.staged.is_empty() {
+            self.sent_as::<false>(n);
+        } else {
+            self.sent_as::<true>(n);
+        }
+    }
+
+    #[inline]
+    fn sent_as<const STAGES: bool>(&mut self, n: usize) {
         let mut n = n as u64;
         while n > 0 {
             let front = self.queue.front_mut().expect("no more is taken than was planned");
             let take = n.min(HEADER + front.payload - front.sent);
             front.sent += take;
             n -= take;
-            if let Some(staged) = &mut front.staged {
+            if STAGES
+                && front.staged
+                && let Some(staged) = self.staged.front_mut()
+            {
                 staged.payload.sent(front.sent.saturating_sub(HEADER));
             }
             if front.sent == HEADER + front.payload {
+                if STAGES && front.staged {
+                    self.staged.pop_front();
+                }
                 self.queue.pop_front();
             }
         }
@@ -189,7 +213,8 @@ impl SendHalf {
     /// Takes an untouched request back.
     pub(super) fn take_back(&mut self, seq: u64) {
         self.queue.retain(|item| item.seq != seq);
-        if !self.queue.iter().any(|item| item.staged.is_some()) {
+        self.staged.retain(|staged| staged.seq != seq);
+        if self.staged.is_empty() {
             self.outlet.give_up_turn();
         }
     }
@@ -198,6 +223,7 @@ impl SendHalf {
     pub(super) fn shut(&mut self) {
         self.open = false;
         self.queue.clear();
+        self.staged.clear();
         self.outlet.give_up_turn();
     }
 
@@ -214,8 +240,8 @@ impl SendHalf {
 
 impl Staged {
     #[cold]
-    fn of(slice: &Slice, device: &Arc<Stager>) -> Box<Self> {
+    fn of(seq: u64, slice: &Slice, device: &Arc<Stager>) -> Self {
         let payload = Payload::new(device, slice.local(), slice.len);
-        Box::new(Self { payload, batch: Arc::clone(&slice.batch), entry: slice.entry })
+        Self { seq, payload, batch: Arc::clone(&slice.batch), entry: slice.entry }
     }
 }

@@ -38,8 +38,8 @@ pub(crate) struct Serve {
     outlet: Outlet,
     /// How far the inlet's copies have come.
     landed: u64,
-    /// Some answer may come from a device.
-    stages: bool,
+    /// Payloads of answers that come from a device, in their order.
+    staged: VecDeque<Payload>,
     /// What has arrived and cannot be taken in for want of a staging slot.
     stash: Vec<u8>,
     /// The bell will ring when there is a slot.
@@ -69,13 +69,14 @@ enum Answer {
     },
     Refused,
     /// A v2 READ is served.
-    Status,
+    Status {
+        /// Its payload is copied from a device.
+        staged: bool,
+    },
     Payload {
         pin: Pin,
         addr: u64,
         len: u64,
-        /// It is copied from a device.
-        staged: Option<Box<Payload>>,
     },
 }
 
@@ -144,7 +145,7 @@ impl Serve {
             inlet: Inlet::followed(),
             outlet: Outlet::default(),
             landed: 0,
-            stages: false,
+            staged: VecDeque::new(),
             stash: Vec::new(),
             starved: false,
         }
@@ -344,12 +345,15 @@ impl Serve {
                 self.direct = false;
                 served.reads += 1;
                 served.bytes_read += len;
-                if version == Version::V2 {
-                    self.answers.push_back(Answer::Status);
+                let device = pin.device();
+                let staged = device.is_some();
+                if let Some(device) = device {
+                    self.staged.push_back(Payload::new(device, addr, len));
                 }
-                let staged = pin.device().map(|device| Box::new(Payload::new(device, addr, len)));
-                self.stages |= staged.is_some();
-                self.answers.push_back(Answer::Payload { pin, addr, len, staged });
+                if version == Version::V2 {
+                    self.answers.push_back(Answer::Status { staged });
+                }
+                self.answers.push_back(Answer::Payload { pin, addr, len });
             }
         }
         Ok(())
@@ -395,13 +399,12 @@ impl Serve {
     /// A copy failed, and it is too late to refuse what was asked.
     pub(crate) fn ask(&mut self, bell: &Arc<dyn Bell>) -> Result<Ahead, ServeFault> {
         self.landed = self.inlet.reached().map_err(ServeFault::Device)?;
-        let mut ahead = Ahead::All;
-        if !std::mem::take(&mut self.stages) {
-            return Ok(ahead);
+        if self.staged.is_empty() {
+            return Ok(Ahead::All);
         }
-        for answer in &mut self.answers {
-            let Answer::Payload { pin, staged: Some(payload), .. } = answer else { continue };
-            self.stages = true;
+        let mut ahead = Ahead::All;
+        let pins = self.answers.iter().filter_map(Answer::staged_pin);
+        for (payload, pin) in self.staged.iter_mut().zip(pins) {
             ahead = self.outlet.ask(payload, bell, || Keep::Pin(pin.again()));
             if ahead != Ahead::All {
                 break;
@@ -413,21 +416,25 @@ impl Serve {
     }
 
     fn look_for_fault(&mut self) -> Result<(), ServeFault> {
-        let of = |answer: Option<&Answer>| match answer {
-            Some(Answer::Payload { staged: Some(payload), .. }) => payload.fault(),
-            _ => None,
-        };
-        let unanswered = matches!(self.answers.front(), Some(Answer::Status)) && self.sent == 0;
-        if unanswered && let Some(why) = of(self.answers.get(1)) {
-            tracing::warn!("a READ is refused: {why}");
-            // What was asked behind it is not answered: a refusal is the last word.
-            self.answers.clear();
-            self.outlet.give_up_turn();
-            (self.incoming, self.draining) = (None, Some(MAX_DRAIN));
-            self.answers.push_back(Answer::Refused);
+        let is_next =
+            |i| self.answers.get(i).is_some_and(|answer: &Answer| answer.staged_pin().is_some());
+        let unanswered =
+            self.sent == 0 && matches!(self.answers.front(), Some(Answer::Status { .. }));
+        if !is_next(usize::from(unanswered)) {
             return Ok(());
         }
-        of(self.answers.front()).map_or(Ok(()), |why| Err(ServeFault::Device(why)))
+        let Some(why) = self.staged.front().and_then(Payload::fault) else { return Ok(()) };
+        if !unanswered {
+            return Err(ServeFault::Device(why));
+        }
+        tracing::warn!("a READ is refused: {why}");
+        // What was asked behind it is not answered: a refusal is the last word.
+        self.answers.clear();
+        self.staged.clear();
+        self.outlet.give_up_turn();
+        (self.incoming, self.draining) = (None, Some(MAX_DRAIN));
+        self.answers.push_back(Answer::Refused);
+        Ok(())
     }
 
     /// Lets go of a staging slot that waits for more of a payload.
@@ -437,29 +444,44 @@ impl Serve {
 
     /// Gives back the staging slots of what waits for the socket.
     pub(crate) fn relinquish(&mut self) {
-        let mut sent = self.sent;
-        let staged = self.answers.iter_mut().filter_map(|answer| {
-            let sent = std::mem::take(&mut sent);
-            match answer {
-                Answer::Payload { staged, .. } => Some((&mut **staged.as_mut()?, sent)),
-                _ => None,
-            }
-        });
+        let front = self.answers.front().and_then(Answer::staged_pin);
+        let mut sent = front.map_or(0, |_| self.sent);
+        let staged = self.staged.iter_mut().map(|payload| (payload, std::mem::take(&mut sent)));
         self.outlet.relinquish(staged);
     }
 
     /// What the next send call sends; nothing, if copies have to come first.
     pub(crate) fn plan(&self, spans: &mut Vec<Span>) {
+        // Made twice, so that the path of host memory has no trace of staging.
+        if self.staged.is_empty() && self.has_landed() {
+            self.plan_as::<false>(spans);
+        } else {
+            self.plan_as::<true>(spans);
+        }
+    }
+
+    fn plan_as<const STAGES: bool>(&self, spans: &mut Vec<Span>) {
         let (mut room, mut skip) = (MAX_CALL_BYTES, self.sent);
-        for (i, answer) in self.answers.iter().enumerate() {
+        let mut staged = self.staged.iter().peekable();
+        for answer in &self.answers {
             if room == 0 || spans.len() >= MAX_CALL_SPANS {
                 return;
             }
-            if (self.stages || !self.has_landed()) && !self.is_ready(i) {
-                return;
-            }
             let len = answer.len();
-            let take = answer.spans(skip, (len - skip).min(room), spans);
+            let most = (len - skip).min(room);
+            let take = match answer {
+                Answer::Applied { mark, .. } if STAGES && *mark > self.landed => return,
+                // Once a READ is said to be served it cannot be refused, so its first bytes come before.
+                Answer::Status { staged: true }
+                    if STAGES && !staged.peek().is_some_and(|p| p.has_begun()) =>
+                {
+                    return;
+                }
+                Answer::Payload { pin, .. } if STAGES && pin.device().is_some() => {
+                    staged.next().map_or(0, |payload| payload.spans(skip, most, spans))
+                }
+                answer => answer.spans(skip, most, spans),
+            };
             room -= take;
             if skip + take < len {
                 return;
@@ -468,31 +490,32 @@ impl Serve {
         }
     }
 
-    /// Whether the answer may leave, as far as copies go.
-    fn is_ready(&self, i: usize) -> bool {
-        match (&self.answers[i], self.answers.get(i + 1)) {
-            (Answer::Applied { mark, .. }, _) => *mark <= self.landed,
-            // Once a READ is said to be served it cannot be refused, so its first bytes come before.
-            (Answer::Status, Some(Answer::Payload { staged: Some(payload), .. })) => {
-                payload.spans(0, 1, &mut Vec::new()) > 0
-            }
-            _ => true,
+    /// A socket has taken `n` bytes of what was planned.
+    pub(crate) fn sent(&mut self, n: usize) {
+        if self.staged.is_empty() {
+            self.sent_as::<false>(n);
+        } else {
+            self.sent_as::<true>(n);
         }
     }
 
-    /// A socket has taken `n` bytes of what was planned.
-    pub(crate) fn sent(&mut self, n: usize) {
+    fn sent_as<const STAGES: bool>(&mut self, n: usize) {
         self.sent += n as u64;
         while let Some(front) = self.answers.front() {
             if self.sent < front.len() {
                 break;
             }
             self.sent -= front.len();
+            if STAGES && front.staged_pin().is_some() {
+                self.staged.pop_front();
+            }
             self.answers.pop_front();
         }
-        let sent = self.sent;
-        if let Some(Answer::Payload { staged: Some(payload), .. }) = self.answers.front_mut() {
-            payload.sent(sent);
+        if STAGES
+            && let Some(payload) = self.staged.front_mut()
+            && self.answers.front().is_some_and(|front| front.staged_pin().is_some())
+        {
+            payload.sent(self.sent);
         }
     }
 
@@ -508,21 +531,29 @@ impl Serve {
 }
 
 impl Answer {
+    /// What a payload that is copied from a device pins.
+    fn staged_pin(&self) -> Option<&Pin> {
+        match self {
+            Self::Payload { pin, .. } => Some(pin).filter(|pin| pin.device().is_some()),
+            _ => None,
+        }
+    }
+
     fn len(&self) -> u64 {
         match self {
             Self::Applied { n, .. } => u64::from(*n) * STATUS_LEN as u64,
-            Self::Refused | Self::Status => STATUS_LEN as u64,
+            Self::Refused | Self::Status { .. } => STATUS_LEN as u64,
             Self::Payload { len, .. } => *len,
         }
     }
 
     /// The pieces of at most `take` bytes from `skip` on; returns how many bytes there are.
+    #[inline(always)]
     fn spans(&self, skip: u64, take: u64, spans: &mut Vec<Span>) -> u64 {
         let piece = |bytes: &'static [u8]| Span::of(&bytes[skip as usize..(skip + take) as usize]);
         match self {
             Self::Refused => spans.push(piece(&REJECTED)),
-            Self::Status => spans.push(piece(&APPLIED)),
-            Self::Payload { staged: Some(payload), .. } => return payload.spans(skip, take, spans),
+            Self::Status { .. } => spans.push(piece(&APPLIED)),
             &Self::Payload { addr, .. } => {
                 spans.push(Span { addr: addr + skip, len: take as usize });
             }

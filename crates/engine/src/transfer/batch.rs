@@ -11,7 +11,7 @@ use crate::error::{Error, Result, Subject};
 use crate::memory::Lent;
 use crate::metrics::Metrics;
 use crate::registry::Pin;
-use crate::staging::{DeviceBuffer, Stager, Word};
+use crate::staging::{Stager, Word};
 use crate::sync::locked;
 use crate::transfer::cause::{Cause, Stop};
 use crate::transfer::{FOREVER, UserStream};
@@ -579,12 +579,9 @@ impl Hold {
         held.pins.iter().filter(|pin| pin.touches(local, len)).map(Pin::again).collect()
     }
 
-    /// The device memory that was lent to the entry by value, if it was.
-    pub(crate) fn buffer(&self) -> Option<DeviceBuffer> {
-        match locked(&self.batch.held).buffers.get(self.entry as usize)? {
-            Lent::Device(buffer) => Some(buffer.clone()),
-            Lent::Host(_) => None,
-        }
+    /// The memory that was lent to the entry by value, if it was.
+    pub(crate) fn lent(&self) -> Option<Lent> {
+        locked(&self.batch.held).buffers.get(self.entry as usize).cloned()
     }
 
     pub(crate) fn settle(mut self, verdict: std::result::Result<(), Cause>) {
@@ -627,6 +624,7 @@ impl Slice {
     }
 
     /// The device that its local memory is on; `None`: a socket takes it.
+    #[inline]
     pub(crate) fn device(&self) -> Option<&Arc<Stager>> {
         if self.batch.devices.is_empty() {
             return None;
@@ -640,6 +638,13 @@ impl Slice {
     /// Keeps the entry from being settled while a copy of it is in progress.
     pub(crate) fn hold(&self) -> Hold {
         Hold::on(&self.batch, self.entry)
+    }
+
+    /// What it asks for: the part of its request.
+    pub(crate) fn request(&self) -> Request {
+        let entry = &self.batch.entries[self.entry as usize];
+        let (local, remote) = (entry.local + self.offset, entry.remote + self.offset);
+        Request { op: entry.op, local, remote, len: self.len }
     }
 
     pub(crate) fn op(&self) -> Op {

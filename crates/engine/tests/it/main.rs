@@ -15,6 +15,7 @@ mod gpu_kit;
 mod gpu_mixed;
 mod gpu_own;
 mod gpu_slow;
+mod gpu_stops;
 mod gpu_stuck;
 mod gpu_texts;
 mod life;

@@ -8,12 +8,6 @@ from typing_extensions import disjoint_base
 __all__ = [
     "InnerTransferEngine",
     "Read",
-    "SUPPORT_CUDA",
-    "SUPPORT_EFA",
-    "SUPPORT_HIP",
-    "SUPPORT_INTRA_NVLINK",
-    "SUPPORT_MNNVL",
-    "SUPPORT_MUSA",
     "TransferEngine",
     "TransferNotify",
     "TransferOpcode",
@@ -21,16 +15,10 @@ __all__ = [
     "__version__",
     "doctor",
     "main",
+    "supports",
 ]
 
 __version__: Final[str]
-
-SUPPORT_CUDA: Final[bool]
-SUPPORT_EFA: Final[bool]
-SUPPORT_HIP: Final[bool]
-SUPPORT_INTRA_NVLINK: Final[bool]
-SUPPORT_MNNVL: Final[bool]
-SUPPORT_MUSA: Final[bool]
 
 Read: Final[TransferOpcode]
 Write: Final[TransferOpcode]
@@ -219,6 +207,7 @@ class TransferEngine:
         peer_buffer_address: SupportsIndex,
         length: SupportsIndex,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def transfer_read_on_cuda(
         self,
@@ -227,6 +216,7 @@ class TransferEngine:
         peer_buffer_address: SupportsIndex,
         length: SupportsIndex,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def batch_transfer_write_on_cuda(
         self,
@@ -235,6 +225,7 @@ class TransferEngine:
         peer_buffer_addresses: _Ints,
         lengths: _Ints,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
     def batch_transfer_read_on_cuda(
         self,
@@ -243,6 +234,7 @@ class TransferEngine:
         peer_buffer_addresses: _Ints,
         lengths: _Ints,
         stream_ptr: SupportsIndex = 0,
+        transport_hint: _Text = "",
     ) -> None: ...
 
     # Peers
@@ -258,3 +250,4 @@ class TransferEngine:
 
 def main(args: Sequence[str | PathLike[str]], rerun: Sequence[str | PathLike[str]]) -> int: ...
 def doctor(require: Sequence[str], move: bool) -> str: ...
+def supports(vendor: _Text, /) -> bool: ...
