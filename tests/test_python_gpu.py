@@ -637,17 +637,7 @@ def test_host_memory_in_order_with_a_stream(ordered):
         assert ordered.remote.check(5, length=300_000) == []
 
 
-def known(*case, why: str):
-    """A case that fails, to be taken out of here when it does not any more."""
-    return pytest.param(*case, marks=pytest.mark.xfail(strict=True, reason=why))
-
-
-OWN_THREAD = "a small copy within the process that a stream begins waits for the thread that it runs on"
-WRONG_DEFAULT = "default streams are taken for those of the memory's device, or of the first one in use"
-LEFT_EVENT = "the event of a batch with nothing to move is not destroyed"
-
-
-@pytest.mark.parametrize("length", [known(100, why=OWN_THREAD), known(70_000, why=OWN_THREAD), 1 << 19])
+@pytest.mark.parametrize("length", [100, 70_000, 1 << 19])
 def test_both_ends_in_one_engine(cuda, length):
     with GpuProcess(cuda, {"TENSORFERRY_TRANSFER_TIMEOUT": "5s"}) as one:
         between_kernels_to_oneself(one, length)
@@ -677,7 +667,7 @@ def test_a_stream_of_another_device_than_the_memory(ordered):
     assert remote.do("bytes", byte=0x71) == 0 and local.do("bytes", byte=0x72) == 0 and ordered.failed == 0
 
 
-@pytest.mark.parametrize("kind, device", [("device", 1), known("device", 0, why=WRONG_DEFAULT), known("pinned", 1, why=WRONG_DEFAULT)])
+@pytest.mark.parametrize("kind, device", [("device", 1), ("device", 0), ("pinned", 1)])
 def test_the_default_stream_is_that_of_the_current_device(cuda, kind, device):
     """As in every call of the vendor's, wherever the memory is."""
     with Ordered(cuda, current=1) as ordered:
@@ -724,7 +714,7 @@ def test_nothing_to_move(ordered):
     assert ordered.failed == 0
 
 
-@pytest.mark.parametrize("length", [known(0, why=LEFT_EVENT), 100, 100_000])
+@pytest.mark.parametrize("length", [0, 100, 100_000])
 def test_no_event_is_left_behind(ordered, length):
     process, local, remote = ordered.initiator, ordered.local, ordered.remote
     names = ["calls.cuEventCreate", "calls.cuEventDestroy_v2"]

@@ -22,8 +22,8 @@ use crate::peer::Peer;
 use crate::registry::{Access, BufferInfo, Pin, Range, RegisterOptions, check_range};
 use crate::staging::{DeviceBuffer, Place, order};
 use crate::transfer::{
-    Batch, BatchInner, BatchTable, FOREVER, Held, OnFull, Order, Owner, Places, Request, Stop,
-    SubmitOptions,
+    Batch, BatchInner, BatchTable, Cause, FOREVER, Held, OnFull, Order, Owner, Places, Request,
+    Stop, SubmitOptions,
 };
 
 /// A transfer engine: registered memory that peers can reach, and a way to reach theirs.
@@ -441,7 +441,7 @@ impl Segment {
             None => self.target.submit(inner),
             Some(pending) => {
                 let target = self.target.clone();
-                pending.start(&inner, move |batch| target.submit(batch))?;
+                pending.start(&inner, move |batch| target.begin(&batch))?;
                 // Somebody has to keep the deadline of a batch that nobody has begun.
                 core.mailboxes[0].post(Command::Sweep);
             }
@@ -462,6 +462,18 @@ impl Target {
         match self {
             Self::Local(local) => local.submit(batch),
             Self::Peer(peer) => peer.submit(batch),
+        }
+    }
+
+    /// As `submit`, on a thread that copies for others: it does not copy this batch itself.
+    fn begin(&self, batch: &Arc<BatchInner>) {
+        match self {
+            Self::Peer(peer) => peer.submit(Arc::clone(batch)),
+            Self::Local(local) => {
+                if !local.submit_aside(batch) {
+                    batch.fail_unbegun(&Cause::Whole(Arc::new(Error::Closed)));
+                }
+            }
         }
     }
 

@@ -373,14 +373,10 @@ impl fmt::Display for Advice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("; check the address and length")?;
         if self.0.is_empty() {
-            return Ok(());
+            Ok(())
+        } else {
+            write!(f, ", or, if it is memory of a GPU: {}", self.0)
         }
-        let what = "and no GPU library that this process uses knows it";
-        write!(
-            f,
-            ", {what}: {}; if it is memory of a GPU, name the device (such as cuda:0)",
-            self.0
-        )
     }
 }
 

@@ -65,15 +65,26 @@ impl Local {
     pub(crate) fn submit(self: &Arc<Self>, batch: Arc<BatchInner>) {
         let entries = 0..batch.len() as u32;
         let bytes = entries.map(|e| batch.request(e).len).fold(0, u64::saturating_add);
-        locked(&self.work).waiting.push_back(Arc::clone(&batch));
-        if bytes > INLINE {
-            let local = Arc::clone(self);
-            if self.pool.run(move || local.copy_next(None)) {
-                // The first IO thread sees to it that deadlines are kept while others are copied.
-                return self.core.mailboxes[0].post(Command::Watch(Arc::clone(self)));
-            }
+        if bytes <= INLINE || !self.submit_aside(&batch) {
+            locked(&self.work).waiting.push_back(Arc::clone(&batch));
+            self.copy_next(Some(&batch));
         }
-        self.copy_next(Some(&batch));
+    }
+
+    /// Has the batch copied by a thread of the pool; false: there is none.
+    pub(crate) fn submit_aside(self: &Arc<Self>, batch: &Arc<BatchInner>) -> bool {
+        locked(&self.work).waiting.push_back(Arc::clone(batch));
+        let local = Arc::clone(self);
+        if self.pool.run(move || local.copy_next(None)) {
+            // The first IO thread sees to it that deadlines are kept while others are copied.
+            self.core.mailboxes[0].post(Command::Watch(Arc::clone(self)));
+            return true;
+        }
+        let mut work = locked(&self.work);
+        let before = work.waiting.len();
+        work.waiting.retain(|waiting| !Arc::ptr_eq(waiting, batch));
+        // What is not there any more, somebody has taken.
+        work.waiting.len() == before
     }
 
     /// Copies `this` batch, or the one that has waited longest, unless somebody else has taken it.

@@ -58,6 +58,7 @@ symbols! {
             event_synchronize = "EventSynchronize": fn(Ptr) -> c_int;
         }
         optional {
+            ctx_get_device = "CtxGetDevice": fn(*mut c_int) -> c_int;
             get_error_name = "GetErrorName": fn(c_int, *mut *const c_char) -> c_int;
             get_error_string = "GetErrorString": fn(c_int, *mut *const c_char) -> c_int;
             device_get_name = "DeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
@@ -388,6 +389,15 @@ impl GpuRuntime for CudaDriver {
                 format!("asking which allocation {addr:#x} is in"),
             )),
         }
+    }
+
+    fn current_device(&self) -> Option<u32> {
+        let ask = self.table.ctx_get_device.filter(|_| self.here().is_ok())?;
+        let mut handle = 0;
+        // SAFETY: writes one int, during the call; answers an error where there is no context.
+        let code = unsafe { ask(&raw mut handle) };
+        let found = |&ordinal: &u32| self.handle_of(ordinal).is_ok_and(|known| known == handle);
+        (0..self.count().ok().filter(|_| code == 0)?).find(found)
     }
 
     fn enter(&self, ordinal: u32, context: Context, _thread: Thread) -> Result<Entered<'_>> {

@@ -257,6 +257,10 @@ pub trait GpuRuntime: Send + Sync + fmt::Debug {
     /// and the address given out again.
     fn buffer_id(&self, addr: u64) -> Result<Option<u64>>;
 
+    /// The device that this thread is on, which its default streams are of; `None`: none yet, or it cannot be asked
+    /// without making a context.
+    fn current_device(&self) -> Option<u32>;
+
     /// Enters a context of a device.
     fn enter(&self, ordinal: u32, context: Context, thread: Thread) -> Result<Entered<'_>>;
 

@@ -98,6 +98,7 @@ symbols! {
         }
         optional {
             get_error_name = "GetErrorName": fn(c_int, *mut *const c_char) -> c_int;
+            ctx_get_device = "CtxGetDevice": fn(*mut c_int) -> c_int;
             pointer_get_attributes = "PointerGetAttributes": fn(u32, *mut c_int, *mut Ptr, u64) -> c_int;
             mem_host_get_flags = "MemHostGetFlags": fn(*mut u32, Ptr) -> c_int;
             device_get_name = "DeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
@@ -490,6 +491,19 @@ impl GpuRuntime for Runtime {
         let code = self
             .quietly(|| unsafe { ask((&raw mut id).cast(), pointer_attribute::BUFFER_ID, addr) });
         Ok((code == 0 && id != 0).then_some(id))
+    }
+
+    fn current_device(&self) -> Option<u32> {
+        self.here().ok()?;
+        let ask = match &self.hip {
+            Some(_) => self.table.get_device,
+            // The runtime's own question can make a context on device 0.
+            None => self.driver()?.ctx_get_device?,
+        };
+        let mut device = 0;
+        // SAFETY: writes one int, during the call; answers an error where there is no context.
+        let code = self.quietly(|| unsafe { ask(&raw mut device) });
+        u32::try_from(device).ok().filter(|_| code == 0)
     }
 
     fn enter(&self, ordinal: u32, _context: Context, thread: Thread) -> Result<Entered<'_>> {

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tensorferry_gpu::{Context, DeviceId, Discovery, GpuError, Location, Memory, Settings};
+use tensorferry_gpu::{
+    Choice, Context, DeviceId, Discovery, GpuError, Location, Memory, Settings, State,
+};
 
 use crate::error::{Error, Result};
 use crate::memory::check_mapped;
@@ -116,7 +118,17 @@ impl Devices {
     /// What each vendor's library has answered so far, for the text of an error about an address.
     pub(crate) fn report(&self) -> String {
         let states = self.gpus.states();
-        let texts: Vec<String> = states.iter().map(ToString::to_string).collect();
+        let asked = states.iter().filter(|state| !matches!(state, State::NotLookedFor { .. }));
+        let mut texts: Vec<String> = asked.map(ToString::to_string).collect();
+        if texts.len() < states.len() {
+            let which = if texts.is_empty() { "no GPU library" } else { "no other GPU library" };
+            let why = match self.gpus.settings().choice {
+                Choice::Auto => "none is loaded in this process; name the device, such as cuda:0",
+                Choice::Off => "because of TENSORFERRY_GPU=off; set it to auto",
+                Choice::Only(_) => "because TENSORFERRY_GPU names one vendor; set it to auto",
+            };
+            texts.push(format!("{which} was looked for: {why}"));
+        }
         texts.join("; ")
     }
 

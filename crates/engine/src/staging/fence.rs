@@ -18,10 +18,26 @@ use crate::staging::{Devices, Fault, Stager};
 use crate::sync::locked;
 use crate::transfer::{BatchInner, Cause, Stop, UserStream};
 
+/// An event of ours on a caller's stream, until it is dropped.
+struct Mark {
+    event: Event,
+    runtime: Arc<dyn GpuRuntime>,
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: ours, and given up by its only user.
+        if let Err(error) = unsafe { self.runtime.destroy_event(self.event) } {
+            tracing::debug!("{error}");
+        }
+    }
+}
+
 /// A batch that waits for a stream.
 pub(crate) struct Gate {
     batch: Arc<BatchInner>,
-    event: Event,
+    /// Taken out by the worker, the only one to ask about it.
+    mark: Mutex<Option<Mark>>,
     /// Somebody has begun the batch, or given it up.
     decided: AtomicBool,
     begin: Box<dyn Fn(Arc<BatchInner>) + Send + Sync>,
@@ -30,7 +46,7 @@ pub(crate) struct Gate {
 /// The order of one batch, before there is the batch.
 pub(crate) struct Pending {
     stager: Arc<Stager>,
-    event: Event,
+    mark: Mark,
     /// What later work on the stream waits for.
     pub(crate) word: Option<Word>,
     /// Later work on this stream is to wait in a host function, for want of anything better.
@@ -67,20 +83,24 @@ pub(crate) fn order(
     local: &[Arc<Stager>],
 ) -> Result<Pending> {
     let runtime = devices.gpus().require(stream.vendor).map_err(Error::from)?;
+    let on = |ordinal| DeviceId::new(stream.vendor, ordinal);
+    let current = runtime.current_device().map(on);
     let known = local.iter().map(|s| s.device()).filter(|d| d.vendor == stream.vendor);
-    let count = runtime.device_count().map_err(Error::from)?;
-    let all = (0..count).map(|ordinal| DeviceId::new(stream.vendor, ordinal));
+    let all = (0..runtime.device_count().map_err(Error::from)?).map(on);
+    // A default stream belongs to the device that the thread is on. Any other belongs to one device, which is the only
+    // one to take it.
+    let certain = current.filter(|_| stream.is_default());
+    let candidates = certain.is_none().then(|| current.into_iter().chain(known).chain(all));
     let mut refused = None;
-    for device in known.chain(all) {
-        match record(&*runtime, device, stream) {
-            Ok((event, word)) => {
+    for device in certain.into_iter().chain(candidates.into_iter().flatten()) {
+        match record(&runtime, device, stream) {
+            Ok((mark, word)) => {
                 let stager = devices.stager(device, Context::InUse)?;
                 let held = stream.holds_later_work && word.is_none();
                 let host_function = held.then_some(stream.handle);
-                return Ok(Pending { stager, event, word, host_function });
+                return Ok(Pending { stager, mark, word, host_function });
             }
             Err(error @ Error::StreamCaptured { .. }) => return Err(error),
-            // A stream belongs to one device, and only that takes it.
             Err(error) => refused = refused.or(Some(error)),
         }
     }
@@ -90,10 +110,10 @@ pub(crate) fn order(
 
 /// Marks the present end of the stream, and has what comes later wait for a word if that is wished and possible.
 fn record(
-    runtime: &dyn GpuRuntime,
+    runtime: &Arc<dyn GpuRuntime>,
     device: DeviceId,
     stream: UserStream,
-) -> Result<(Event, Option<Word>)> {
+) -> Result<(Mark, Option<Word>)> {
     let handle = stream.handle;
     let _relaxed = runtime.relax_capture()?;
     let inside = runtime.enter(device.ordinal, Context::InUse, Thread::Callers)?;
@@ -101,21 +121,11 @@ fn record(
     if unsafe { runtime.is_capturing(handle) }? {
         return Err(Error::StreamCaptured { stream: handle.raw(), device });
     }
-    let event = runtime.create_event(&inside)?;
+    let mark = Mark { event: runtime.create_event(&inside)?, runtime: Arc::clone(runtime) };
     // SAFETY: the event is ours, the stream lives and is not being captured.
-    if let Err(error) = unsafe { runtime.record_event(event, handle) } {
-        destroy(runtime, event);
-        return Err(error.into());
-    }
-    let word = if stream.holds_later_work { hold(runtime, &inside, handle) } else { None };
-    Ok((event, word))
-}
-
-fn destroy(runtime: &dyn GpuRuntime, event: Event) {
-    // SAFETY: ours; its only user gives it up.
-    if let Err(error) = unsafe { runtime.destroy_event(event) } {
-        tracing::debug!("{error}");
-    }
+    unsafe { runtime.record_event(mark.event, handle) }?;
+    let word = if stream.holds_later_work { hold(&**runtime, &inside, handle) } else { None };
+    Ok((mark, word))
 }
 
 /// Has later work on the stream wait for a word; `None` where the library or the device cannot.
@@ -148,13 +158,15 @@ impl Pending {
         if let Some(stream) = self.host_function
             && let Err(error) = self.hold_by_function(stream, batch)
         {
-            destroy(&**self.stager.runtime(), self.event);
             batch.fail_unbegun(&Cause::Whole(Arc::new(error.clone())));
             return Err(error);
         }
-        let (batch, begin) = (Arc::clone(batch), Box::new(begin));
-        let decided = AtomicBool::new(false);
-        self.stager.watch(Arc::new(Gate { batch, event: self.event, decided, begin }));
+        self.stager.watch(Arc::new(Gate {
+            batch: Arc::clone(batch),
+            mark: Mutex::new(Some(self.mark)),
+            decided: AtomicBool::new(false),
+            begin: Box::new(begin),
+        }));
         Ok(())
     }
 
@@ -182,14 +194,17 @@ unsafe extern "C" fn wait_until_final(user: *mut c_void) {
 
 impl Gate {
     /// Begins the batch if the stream has come to it; true if there is nothing more to watch.
-    pub(super) fn look(&self, runtime: &dyn GpuRuntime) -> bool {
+    pub(super) fn look(&self) -> bool {
+        let mut mark = locked(&self.mark);
+        let Some(Mark { event, runtime }) = &*mark else { return true };
         // SAFETY: the event is ours, and destroyed only below.
-        let verdict = match unsafe { runtime.query_event(self.event) } {
+        let verdict = match unsafe { runtime.query_event(*event) } {
             Ok(false) => return false,
             Ok(true) => Ok(()),
             Err(error) => Err(error),
         };
-        destroy(runtime, self.event);
+        *mark = None;
+        drop(mark);
         match verdict {
             Ok(()) if self.decide() => (self.begin)(Arc::clone(&self.batch)),
             Ok(()) => {}

@@ -256,7 +256,7 @@ impl Worker<'_> {
             }
         }
         self.gates.retain(|gate| {
-            let open = gate.look(self.runtime);
+            let open = gate.look();
             if open {
                 self.stager.gate_gone(gate);
             }

@@ -13,8 +13,8 @@ pub struct UserStream {
 }
 
 impl UserStream {
-    /// The stream that `vendor`'s library knows by the pointer `raw`; 0 to 2 are its default streams,
-    /// of the device that the local memory is on.
+    /// The stream that `vendor`'s library knows by the pointer `raw`; 0 to 2 are its default streams, of the
+    /// device that the submitting thread is on, or, if it is on none, of one that the local memory is on.
     ///
     /// # Safety
     /// The stream is one of that library and is not destroyed until the batch is final, and with
@@ -22,6 +22,11 @@ impl UserStream {
     #[must_use]
     pub unsafe fn new(vendor: Vendor, raw: u64) -> Self {
         Self { vendor, handle: StreamHandle::from_raw(raw), holds_later_work: false }
+    }
+
+    /// Whether it is a default stream of the device that the thread is on.
+    pub(crate) fn is_default(self) -> bool {
+        self.handle.raw() <= 2
     }
 
     /// Work that is put on the stream after the submission waits until the batch is final, whether it
