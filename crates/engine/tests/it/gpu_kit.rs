@@ -56,6 +56,12 @@ impl Block<'_> {
         self.sim.control
     }
 
+    /// Some of it.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Self {
+        assert!(offset + len <= self.len);
+        Self { addr: self.addr + offset as u64, len, ..*self }
+    }
+
     /// What is there now, past all streams.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

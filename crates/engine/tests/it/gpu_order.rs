@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tensorferry::gpu::Vendor;
 use tensorferry::{Batch, BatchState, HostBuffer, Op, Result, SubmitOptions, UserStream};
 
 use crate::common::{eventually, ms, says, timed};
@@ -77,6 +78,7 @@ apart! {
                 ordered.wait();
                 assert!(local.is_all(7), "{name}, hold {hold}: {:?}", local.read(0, 4));
             }
+            assert_eq!(sim.control.count("contexts.0"), 0, "{name}: it is not in use");
         }
     }
 }
@@ -93,7 +95,11 @@ fn later_work_waits(sim: &Sim) {
         let batch = ordered.submit(Op::Write, true, LONG).unwrap();
         kernel(local, *stream, 9, 0);
         let ((), took) = timed(|| ordered.wait());
-        assert_eq!(batch.poll(), BatchState::Completed, "{name}: the stream went on after {took:?}");
+        assert_eq!(
+            batch.poll(),
+            BatchState::Completed,
+            "{name}: the stream went on after {took:?}"
+        );
         assert!(remote.is_all(8), "{name}: {:?}", remote.read(0, 4));
         assert!(local.is_all(9), "{name}");
         // And a READ: what it brought is what the next kernel finds, and may overwrite.
@@ -132,7 +138,7 @@ apart! {
 apart! {
     /// HIP 5.2 has no host functions; if it could not wait for words either, later work could not be held.
     fn work_that_cannot_be_held_is_an_error_and_nothing_moves() {
-        let sim = Sim::new(tensorferry::gpu::Vendor::Hip, &["libamdhip64.so.5"]);
+        let sim = Sim::new(Vendor::Hip, &["libamdhip64.so.5"]);
         let ordered = Ordered::new(&sim, MIB);
         sim.control.inject("hipStreamWaitValue32", 1, 0, 801);
         ordered.local.fill(1);
@@ -203,7 +209,8 @@ apart! {
                 if how == "deadline" {
                     says(&error, &["it waited for the work before it on the caller's stream"]);
                 }
-                assert!(took < ms(900), "{how}: {took:?}");
+                // Closing gives pinned memory back, for which a driver waits until its streams are empty.
+                assert!(took < ms(if how == "close" { 2200 } else { 900 }), "{how}: {took:?}");
                 // The stream is held no longer than that, and nothing of the transfer is done.
                 let ((), took) = timed(|| ordered.wait());
                 assert!(took < ms(3000), "{how}: {took:?}");
@@ -271,7 +278,9 @@ apart! {
             sim.control.stream_wait(stream).unwrap();
             assert_eq!(batch.poll(), BatchState::Completed, "{name}");
             assert!(host.read(0, MIB) == vec![7; MIB], "{name}");
-            assert_eq!(sim.control.count("contexts.0"), 0, "{name}: it is not in use");
+            // HIP does not tell which devices are in use; its contexts cost next to nothing.
+            let free = sim.vendor == Vendor::Hip || sim.control.count("contexts.0") == 0;
+            assert!(free, "{name}: device 0 is not in use");
             assert_eq!(sim.control.count("thread.last_error"), 0, "{name}");
         }
     }
@@ -350,7 +359,7 @@ apart! {
                 let (ordered, sim) = (&ordered, &sim);
                 threads.spawn(move || {
                     let stream = sim.control.stream(1, false).unwrap();
-                    let part = Block { addr: ordered.local.addr + (t * MIB) as u64, len: MIB, ..ordered.local };
+                    let part = ordered.local.part(t * MIB, MIB);
                     for round in 1..30_u8 {
                         kernel(&part, stream, round, 1);
                         let request = part.request(Op::Write, 0, ordered.remote.addr + (t * MIB) as u64, MIB);

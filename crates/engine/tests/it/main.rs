@@ -14,6 +14,7 @@ mod gpu_done;
 mod gpu_faults;
 mod gpu_kit;
 mod gpu_mixed;
+mod gpu_order;
 mod gpu_own;
 mod gpu_slow;
 mod gpu_stops;
