@@ -13,6 +13,7 @@ mod gpu_counts;
 mod gpu_done;
 mod gpu_faults;
 mod gpu_kit;
+mod gpu_life;
 mod gpu_mixed;
 mod gpu_order;
 mod gpu_own;
