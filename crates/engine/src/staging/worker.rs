@@ -65,13 +65,15 @@ struct Line {
     flights: VecDeque<Flight>,
 }
 
-/// How long the worker sleeps between two looks at copies in progress: at first, and at most.
-const FIRST_NAP: Duration = Duration::from_micros(2);
-const NAP: Duration = Duration::from_micros(32);
-/// The same after so many looks that found nothing new. With nothing in progress it then sleeps until it is called;
-/// not sooner, since waking up takes longer than many a copy.
+/// How long the worker sleeps between two looks at copies in progress. (Less would keep a processor busy that others
+/// need to send what was copied.)
+const NAP: Duration = Duration::from_micros(25);
+/// The same after so many looks that found nothing new.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 const PATIENT: u32 = 60;
+/// After so many looks with nothing in progress it sleeps until it is called; not sooner (about 10 ms), since being
+/// woken up takes longer than many a copy.
+const LINGER: u32 = 300;
 /// How long the worker looks out for the end of copies when its engine closes.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// One piece of pinned memory is not longer: the library may hold its own locks while it pins.
@@ -113,8 +115,9 @@ impl Worker<'_> {
         let mut orders = Vec::new();
         let (mut looks, mut last) = (0, None);
         loop {
-            let nap = nap(looks);
-            let patience = if self.is_idle() && looks > PATIENT { None } else { Some(nap) };
+            let idle = self.is_idle();
+            let nap = if idle || looks <= PATIENT { NAP } else { LONGEST_NAP };
+            let patience = if idle && looks > LINGER { None } else { Some(nap) };
             let ending = self.stager.take_orders(patience, &mut orders);
             looks = if orders.is_empty() { looks + 1 } else { 0 };
             let mut ended = self.look();
@@ -335,11 +338,6 @@ impl Worker<'_> {
             tracing::debug!("{error}");
         }
     }
-}
-
-/// How long to sleep after so many looks in which nothing had ended.
-fn nap(looks: u32) -> Duration {
-    if looks > PATIENT { LONGEST_NAP } else { (FIRST_NAP * (1 << looks.min(8))).min(NAP) }
 }
 
 /// Frees what [`Order::Alloc`] made, and that is given up now.
