@@ -108,6 +108,10 @@ pub(crate) fn stems(vendor: Vendor) -> &'static [&'static str] {
 
 /// Opens a library by name or path.
 pub(crate) fn open(name: &Path) -> Result<&'static Library, Tried> {
+    // What is mapped is good, whatever has become of its file since.
+    if let Ok(mapped) = load(name, libc::RTLD_NOLOAD) {
+        return Ok(mapped);
+    }
     // A name without a slash is searched for by the loader, so which file it will be is not known
     // before.
     if name.as_os_str().as_bytes().contains(&b'/') {
@@ -122,10 +126,7 @@ pub(crate) fn open(name: &Path) -> Result<&'static Library, Tried> {
             return Err(Tried { name: name.to_owned(), answer, found: true });
         }
     }
-    match load(name, libc::RTLD_NOLOAD) {
-        Ok(mapped) => Ok(mapped),
-        Err(_) => load(name, 0),
-    }
+    load(name, 0)
 }
 
 /// The copy at `name` if it is mapped; nothing is loaded.

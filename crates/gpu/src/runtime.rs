@@ -2,6 +2,7 @@
 //! with one struct whose size and numbers differ between versions.
 #![expect(unsafe_code, reason = "calls into the runtime")]
 
+mod contexts;
 mod pointers;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -29,6 +30,7 @@ use crate::memory::Memory;
 use crate::queries::{self, PointerQueries};
 use crate::state::{Version, Versions};
 use crate::symbols::symbols;
+use contexts::ContextCalls;
 
 type Ptr = *mut c_void;
 
@@ -105,6 +107,11 @@ symbols! {
             device_total_mem = "DeviceTotalMem_v2": fn(*mut usize, c_int) -> c_int;
             device_get_uuid_v2 = "DeviceGetUuid_v2": fn(*mut u8, c_int) -> c_int;
             device_get_uuid = "DeviceGetUuid": fn(*mut u8, c_int) -> c_int;
+            primary_ctx_get_state = "DevicePrimaryCtxGetState": fn(c_int, *mut u32, *mut c_int) -> c_int;
+            primary_ctx_retain = "DevicePrimaryCtxRetain": fn(*mut Ptr, c_int) -> c_int;
+            primary_ctx_release = "DevicePrimaryCtxRelease_v2": fn(c_int) -> c_int;
+            ctx_push = "CtxPushCurrent_v2": fn(Ptr) -> c_int;
+            ctx_pop = "CtxPopCurrent_v2": fn(*mut Ptr) -> c_int;
             thread_exchange_capture_mode = "ThreadExchangeStreamCaptureMode": fn(*mut c_int) -> c_int;
             stream_wait_value = "StreamWaitValue32_v2": fn(Ptr, u64, u32, u32) -> c_int;
         }
@@ -264,7 +271,7 @@ impl Runtime {
     }
 
     /// What the driver beneath calls its codes: MUSA's are told apart by name.
-    fn driver_failure(&self, code: c_int) -> Failure {
+    fn driver_failure(&self, call: &str, code: c_int) -> Failure {
         let prefix = if self.api == Api::MusaRuntime { "mu" } else { "cu" };
         let name = self.driver().and_then(|driver| driver.get_error_name).and_then(|lookup| {
             let mut text = ptr::null();
@@ -278,7 +285,7 @@ impl Runtime {
         });
         Failure {
             vendor: self.api.vendor(),
-            call: format!("{prefix}PointerGetAttribute"),
+            call: format!("{prefix}{call}"),
             code,
             name: name.unwrap_or_default(),
             text: String::new(),
@@ -475,7 +482,7 @@ impl GpuRuntime for Runtime {
         if let Some(queries) = self.driver_queries() {
             let refused = match queries.ask_one(pointer_attribute::BUFFER_ID, addr) {
                 Ok(id) => return Ok((id != 0).then_some(id)),
-                Err(code) => self.driver_failure(code),
+                Err(code) => self.driver_failure("PointerGetAttribute", code),
             };
             if matches!(refused.meaning(), Meaning::InvalidValue | Meaning::NotInitialised) {
                 return Ok(None);
@@ -506,12 +513,22 @@ impl GpuRuntime for Runtime {
         u32::try_from(device).ok().filter(|_| code == 0)
     }
 
-    fn enter(&self, ordinal: u32, _context: Context, thread: Thread) -> Result<Entered<'_>> {
+    fn enter(&self, ordinal: u32, context: Context, thread: Thread) -> Result<Entered<'_>> {
         self.here()?;
         let id = self.id(ordinal);
         if thread == Thread::Ours {
             self.set_device(ordinal)?;
             return Ok(Entered::new(id, None));
+        }
+        // Where there is a driver beneath, no device is chosen, since each choice makes a context.
+        if let Some(below) = self.driver().and_then(ContextCalls::of) {
+            if context == Context::InUse && !below.is_active(ordinal) {
+                return Err(GpuError::NoContext { device: id });
+            }
+            return below.enter(id, |code| GpuError::Call {
+                doing: format!("entering the context of {id}"),
+                failure: Box::new(self.driver_failure("DevicePrimaryCtxRetain", code)),
+            });
         }
         let mut before = 0;
         // SAFETY: writes one int, during the call.
@@ -764,7 +781,7 @@ impl GpuRuntime for Runtime {
         if code == 0 {
             return Ok(());
         }
-        let failure = Failure { call: name, ..self.driver_failure(code) };
+        let failure = Failure { call: name, ..self.driver_failure("PointerGetAttribute", code) };
         Err(GpuError::Call { doing: doing(), failure: Box::new(failure) })
     }
 

@@ -277,6 +277,12 @@ impl fmt::Display for State {
                 vendor.spoken(),
                 vendor.library_setting()
             ),
+            Self::Mapped { file, api: api @ Api::CudaRuntime } => write!(
+                f,
+                "{} is loaded, and is asked about named devices only, because its answers can make \
+                 contexts ({api})",
+                file.display()
+            ),
             Self::Mapped { file, api } => write!(
                 f,
                 "{} is loaded, and nothing in this process has initialised it ({api})",

@@ -27,6 +27,8 @@ struct Allocation {
     stager: Arc<Stager>,
     addr: u64,
     len: usize,
+    /// The process that it was allocated in, where its stager's thread is.
+    pid: u32,
 }
 
 /// How long an allocation or a copy may take: the first one of a process makes the device's context.
@@ -42,7 +44,8 @@ impl DeviceBuffer {
         stager.order(Order::Alloc(len, tell));
         let answer = told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(stager.no_answer()));
         let addr = answer.map_err(|why| (*why).clone())?;
-        Ok(Self { memory: Arc::new(Allocation { stager, addr, len }) })
+        let pid = std::process::id();
+        Ok(Self { memory: Arc::new(Allocation { stager, addr, len, pid }) })
     }
 
     /// The address of the first byte, as requests and peers name it.
@@ -127,11 +130,14 @@ impl DeviceBuffer {
         until: Instant,
     ) -> Result<()> {
         let copies = vec![Copy { device, other: slot.addr(), len }];
-        let keep = vec![Keep::Slot(Arc::clone(slot)), Keep::Buffer(self.clone())];
+        let keep = vec![Keep::Slot(Arc::clone(slot)), Keep::Lent(self.clone().into())];
         self.memory.stager.copy_by(Job { way, copies, keep, bell: None }, until)
     }
 
     fn check(&self, offset: usize, len: usize) -> Result<()> {
+        if self.memory.pid != std::process::id() {
+            return Err(Error::ForkedProcess { parent: self.memory.pid });
+        }
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             return Err(Error::bad_argument(format!(
                 "[{offset}, +{len}) is not inside the buffer of {} bytes",
@@ -200,6 +206,9 @@ impl fmt::Debug for DeviceBuffer {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.stager.order(Order::Free(self.addr));
+        // A forked child has neither the thread nor the memory.
+        if self.pid == std::process::id() {
+            self.stager.order(Order::Free(self.addr));
+        }
     }
 }

@@ -56,8 +56,11 @@ pub(crate) struct Pending {
 /// A word of pinned memory that a stream waits for.
 pub(crate) struct Word {
     place: Place,
-    device: DeviceId,
+    of: Known,
 }
+
+/// Whose word it is: the library's, by the address of its table, and the device's.
+type Known = (usize, DeviceId);
 
 /// Where a word is, and the last value that was waited for there.
 #[derive(Clone, core::marker::Copy)]
@@ -90,7 +93,7 @@ pub(crate) fn order(
     // A default stream belongs to the device that the thread is on. Any other belongs to one device, which is the only
     // one to take it.
     let certain = current.filter(|_| stream.is_default());
-    let candidates = certain.is_none().then(|| current.into_iter().chain(known).chain(all));
+    let candidates = certain.is_none().then(|| known.chain(current).chain(all));
     let mut refused = None;
     for device in certain.into_iter().chain(candidates.into_iter().flatten()) {
         match record(&runtime, device, stream) {
@@ -245,15 +248,15 @@ impl Gate {
 
 /// Words that nobody waits for any more, by device. They outlive engines: a stream may look at a word a moment after
 /// its batch is final, and nobody can tell when it has.
-fn free_words() -> MutexGuard<'static, HashMap<DeviceId, Vec<Place>>> {
-    static FREE: OnceLock<Mutex<HashMap<DeviceId, Vec<Place>>>> = OnceLock::new();
+fn free_words() -> MutexGuard<'static, HashMap<Known, Vec<Place>>> {
+    static FREE: OnceLock<Mutex<HashMap<Known, Vec<Place>>>> = OnceLock::new();
     locked(FREE.get_or_init(Mutex::default))
 }
 
 impl Word {
     fn take(runtime: &dyn GpuRuntime, inside: &Entered<'_>) -> std::result::Result<Self, GpuError> {
-        let device = inside.device();
-        let known = free_words().get_mut(&device).and_then(Vec::pop);
+        let of = (ptr::from_ref(runtime).addr(), inside.device());
+        let known = free_words().get_mut(&of).and_then(Vec::pop);
         let place = match known {
             Some(place) => place,
             None => {
@@ -262,14 +265,14 @@ impl Word {
                 unsafe { page.as_ptr().write_bytes(0, PAGE) };
                 let addrs = (0..PAGE / STRIDE).map(|i| page.addr() + (i * STRIDE) as u64);
                 let mut words = free_words();
-                let words = words.entry(device).or_default();
+                let words = words.entry(of).or_default();
                 words.extend(addrs.map(|addr| Place { addr, value: 0 }));
                 words.pop().expect("a page has words")
             }
         };
         // Whoever waited here before waits for less, so that the next value lets it pass as well.
         let place = Place { value: place.value.wrapping_add(1), ..place };
-        Ok(Self { place, device })
+        Ok(Self { place, of })
     }
 
     /// Lets the stream go on.
@@ -286,6 +289,6 @@ impl Drop for Word {
     fn drop(&mut self) {
         // A batch that never was, or is final: nobody may be left waiting.
         self.release();
-        free_words().entry(self.device).or_default().push(self.place);
+        free_words().entry(self.of).or_default().push(self.place);
     }
 }

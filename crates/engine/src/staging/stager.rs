@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use tensorferry_gpu::{Context, DeviceId, GpuRuntime};
 
 use crate::error::{Error, Result};
+use crate::memory::Lent;
 use crate::registry::Pin;
 use crate::staging::ring::Taken;
 use crate::staging::worker::{self, Order};
-use crate::staging::{Bell, DeviceBuffer, Fault, Gate, Loan, Ring, Turn};
+use crate::staging::{Bell, Fault, Gate, Loan, Ring, Turn};
 use crate::sync::locked;
 use crate::transfer::{Cause, Hold};
 
@@ -44,7 +45,7 @@ pub(crate) enum Keep {
     /// Its slot is not lent to anybody else.
     Slot(#[expect(dead_code, reason = "held, not looked at")] Arc<Loan>),
     /// Its memory is not freed.
-    Buffer(#[expect(dead_code, reason = "held, not looked at")] DeviceBuffer),
+    Lent(#[expect(dead_code, reason = "held, not looked at")] Lent),
 }
 
 /// Copies that are carried out, and are complete, together.
@@ -414,7 +415,7 @@ impl Done {
     }
 
     /// Settles those that wait for a copy which does not end. The copy may still touch their local memory, so the
-    /// pins of their batch stay.
+    /// pins of their batch stay, and what was lent by value.
     fn abandon(&self, device: DeviceId, which: impl Fn(&Hold) -> bool) {
         let mut abandoned = Vec::new();
         let mut keep = locked(&self.keep);
@@ -422,6 +423,7 @@ impl Done {
             match one {
                 Keep::Hold(hold) if which(&hold) => {
                     keep.extend(hold.pins().into_iter().map(Keep::Pin));
+                    keep.extend(hold.lent().map(Keep::Lent));
                     abandoned.push(hold);
                 }
                 other => keep.push(other),

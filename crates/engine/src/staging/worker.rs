@@ -316,6 +316,8 @@ impl Worker<'_> {
                 "a copy on {} does not end: its staging slots are left to it",
                 self.stager.device()
             );
+            // And whatever else it keeps: to free that would be to wait for the copy, or worse.
+            std::mem::forget(std::mem::take(&mut self.lines));
             return;
         }
         let (wanted, mut first) = (self.pinned.iter().map(|p| p.len()).sum::<usize>(), None);

@@ -96,8 +96,7 @@ pub(crate) trait Owner: Send + Sync {
 pub(crate) struct Held {
     /// Pins on the registered buffers that its local ranges lie in.
     pub(crate) pins: Vec<Pin>,
-    /// Buffers lent by value.
-    #[expect(dead_code, reason = "kept alive, not looked at")]
+    /// Buffers lent by value, by request; none if none is.
     pub(crate) buffers: Vec<Lent>,
 }
 
@@ -578,6 +577,11 @@ impl Hold {
         let Request { local, len, .. } = self.batch.request(self.entry);
         let held = locked(&self.batch.held);
         held.pins.iter().filter(|pin| pin.touches(local, len)).map(Pin::again).collect()
+    }
+
+    /// The memory that was lent to the entry by value, if it was.
+    pub(crate) fn lent(&self) -> Option<Lent> {
+        locked(&self.batch.held).buffers.get(self.entry as usize).cloned()
     }
 
     pub(crate) fn settle(mut self, verdict: std::result::Result<(), Cause>) {

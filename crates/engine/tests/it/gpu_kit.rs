@@ -9,7 +9,7 @@ use tensorferry::gpu::{DeviceId, Location, Vendor};
 use tensorferry::{
     Batch, Config, Engine, Op, RegisterOptions, Request, Result, Segment, SubmitOptions,
 };
-use tensorferry_simgpu::Memory;
+use tensorferry_simgpu::{Control, Memory};
 
 use crate::common::{engine, ms, pattern, within};
 use crate::gpu::{MIB, Sim};
@@ -52,6 +52,16 @@ pub(crate) struct Block<'a> {
 }
 
 impl Block<'_> {
+    pub(crate) fn control(&self) -> Control {
+        self.sim.control
+    }
+
+    /// Some of it.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Self {
+        assert!(offset + len <= self.len);
+        Self { addr: self.addr + offset as u64, len, ..*self }
+    }
+
     /// What is there now, past all streams.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

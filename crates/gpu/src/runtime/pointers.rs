@@ -175,7 +175,7 @@ impl Runtime {
                 look
             })),
             Err(code) => {
-                let failure = self.driver_failure(code);
+                let failure = self.driver_failure("PointerGetAttribute", code);
                 match failure.meaning() {
                     Meaning::InvalidValue => Some(Ok(Look::host())),
                     // Relaxed: only a hint; both readings are handled.
