@@ -90,6 +90,9 @@ pub(super) fn run(stager: Arc<Stager>, context: Context) {
 fn work(stager: &Stager, context: Context) {
     sharpen_naps();
     let runtime = &**stager.runtime();
+    if let Some(node) = numa_node(runtime, stager.device()) {
+        prefer_memory_of(node);
+    }
     // A capture of a graph elsewhere in the process neither minds our calls nor fails them.
     let relaxed = runtime.relax_capture();
     if let Err(error) = &relaxed {
@@ -372,6 +375,25 @@ fn index(way: Way) -> usize {
         Way::ToDevice => 1,
         Way::OnDevice => 2,
     }
+}
+
+/// The NUMA node that the device is at, if the machine has several.
+fn numa_node(runtime: &dyn GpuRuntime, device: DeviceId) -> Option<u32> {
+    let address = runtime.device(device.ordinal).ok()?.pci_address?;
+    let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
+    // -1: the machine has but one.
+    node.trim().parse().ok()
+}
+
+/// Has the memory that this thread allocates come from a NUMA node, as far as it has some: the slots are to be near
+/// their device.
+fn prefer_memory_of(node: u32) {
+    const MPOL_PREFERRED: libc::c_int = 1;
+    let Some(mask) = 1_u64.checked_shl(node) else { return };
+    let bits: libc::c_ulong = u64::BITS.into();
+    // SAFETY: reads one word of `mask`; concerns this thread's own allocations. A system that forbids it says so, and
+    // memory comes from anywhere.
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, &raw const mask, bits) };
 }
 
 /// Has this thread's sleeps end when they are due, and not up to 50 µs later.
