@@ -65,13 +65,15 @@ struct Line {
     flights: VecDeque<Flight>,
 }
 
-/// How long the worker sleeps between two looks at copies in progress: at first, and at most.
-const FIRST_NAP: Duration = Duration::from_micros(2);
-const NAP: Duration = Duration::from_micros(32);
-/// The same after so many looks that found nothing new. With nothing in progress it then sleeps until it is called;
-/// not sooner, since waking up takes longer than many a copy.
+/// How long the worker sleeps between two looks at copies in progress. (Less would keep a processor busy that others
+/// need to send what was copied.)
+const NAP: Duration = Duration::from_micros(25);
+/// The same after so many looks that found nothing new.
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 const PATIENT: u32 = 60;
+/// After so many looks with nothing in progress it sleeps until it is called; not sooner (about 10 ms), since being
+/// woken up takes longer than many a copy.
+const LINGER: u32 = 300;
 /// How long the worker looks out for the end of copies when its engine closes.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// One piece of pinned memory is not longer: the library may hold its own locks while it pins.
@@ -88,6 +90,9 @@ pub(super) fn run(stager: Arc<Stager>, context: Context) {
 fn work(stager: &Stager, context: Context) {
     sharpen_naps();
     let runtime = &**stager.runtime();
+    if let Some(node) = numa_node(runtime, stager.device()) {
+        prefer_memory_of(node);
+    }
     // A capture of a graph elsewhere in the process neither minds our calls nor fails them.
     let relaxed = runtime.relax_capture();
     if let Err(error) = &relaxed {
@@ -113,8 +118,9 @@ impl Worker<'_> {
         let mut orders = Vec::new();
         let (mut looks, mut last) = (0, None);
         loop {
-            let nap = nap(looks);
-            let patience = if self.is_idle() && looks > PATIENT { None } else { Some(nap) };
+            let idle = self.is_idle();
+            let nap = if idle || looks <= PATIENT { NAP } else { LONGEST_NAP };
+            let patience = if idle && looks > LINGER { None } else { Some(nap) };
             let ending = self.stager.take_orders(patience, &mut orders);
             looks = if orders.is_empty() { looks + 1 } else { 0 };
             let mut ended = self.look();
@@ -339,11 +345,6 @@ impl Worker<'_> {
     }
 }
 
-/// How long to sleep after so many looks in which nothing had ended.
-fn nap(looks: u32) -> Duration {
-    if looks > PATIENT { LONGEST_NAP } else { (FIRST_NAP * (1 << looks.min(8))).min(NAP) }
-}
-
 /// Frees what [`Order::Alloc`] made, and that is given up now.
 fn free(runtime: &dyn GpuRuntime, inside: &Entered<'_>, addr: u64) {
     // SAFETY: its owner gives it up once, when no registration, batch or copy uses it any more.
@@ -374,6 +375,25 @@ fn index(way: Way) -> usize {
         Way::ToDevice => 1,
         Way::OnDevice => 2,
     }
+}
+
+/// The NUMA node that the device is at, if the machine has several.
+fn numa_node(runtime: &dyn GpuRuntime, device: DeviceId) -> Option<u32> {
+    let address = runtime.device(device.ordinal).ok()?.pci_address?;
+    let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{address}/numa_node")).ok()?;
+    // -1: the machine has but one.
+    node.trim().parse().ok()
+}
+
+/// Has the memory that this thread allocates come from a NUMA node, as far as it has some: the slots are to be near
+/// their device.
+fn prefer_memory_of(node: u32) {
+    const MPOL_PREFERRED: libc::c_int = 1;
+    let Some(mask) = 1_u64.checked_shl(node) else { return };
+    let bits: libc::c_ulong = u64::BITS.into();
+    // SAFETY: reads one word of `mask`; concerns this thread's own allocations. A system that forbids it says so, and
+    // memory comes from anywhere.
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, &raw const mask, bits) };
 }
 
 /// Has this thread's sleeps end when they are due, and not up to 50 µs later.

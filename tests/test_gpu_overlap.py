@@ -1,0 +1,79 @@
+"""Copies and sockets work at the same time: with both limited, a transfer takes as long as the slower one, not as both.
+
+The socket is limited by a token bucket on the loopback device of a network namespace of the test's own, the copies by the
+simulator; `tensorferry demo` measures, and compares every byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from peers import OURS, ROOT, STAND_IN, need
+
+pytestmark = pytest.mark.skipif(bool(STAND_IN), reason="skipped: the released engine is built without a GPU")
+
+RATE = 500_000_000
+SIZE = 256 << 20
+#: What a transfer takes that does one after the other is 2.
+MOST = 1.25
+
+
+@pytest.fixture(scope="module")
+def slow_loopback():
+    """How to run a program where the loopback device moves `RATE` bytes per second."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("skipped: a network namespace needs root, ip and tc (iproute2)")
+    name = f"ferry-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=30)
+    if made.returncode != 0:
+        pytest.skip(f"skipped: this system makes no network namespaces ({made.stderr.strip()})")
+    inside = ["ip", "netns", "exec", name]
+    try:
+        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True, timeout=30)
+        bucket = ["rate", f"{RATE * 8}bit", "burst", "256kb", "latency", "20ms"]
+        limited = subprocess.run(
+            [*inside, "tc", "qdisc", "add", "dev", "lo", "root", "tbf", *bucket], capture_output=True, text=True, timeout=30
+        )
+        if limited.returncode != 0:
+            pytest.skip(f"skipped: the kernel has no token bucket ({limited.stderr.strip()})")
+        yield inside
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory) -> str:
+    need(OURS)
+    if not shutil.which("cargo"):
+        pytest.skip("skipped: there is no cargo to build the simulated GPU with")
+    folder = tmp_path_factory.mktemp("simgpu")
+    built = subprocess.run([str(ROOT / "scripts" / "simgpu"), str(folder), "libcuda.so.1"], capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    return str(folder / "libcuda.so.1")
+
+
+@pytest.mark.parametrize("memory", ["cuda:0,cpu", "cpu,cuda:0", "cuda:0,cuda:1"])
+def test_copies_and_sockets_overlap(slow_loopback, simulator, memory):
+    limits = {f"SIMGPU_{way}_BYTES_PER_SECOND": str(RATE) for way in ["H2D", "D2H"]}
+    settings = ["--memory", memory, "--simulate", simulator, "--sizes", "256MiB", "--batches", "1", "--seconds", "10", "--json"]
+    run = subprocess.run(
+        [*slow_loopback, sys.executable, "-m", "tensorferry", "demo", *settings],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **limits},
+    )
+    assert run.returncode == 0, run.stderr
+    rows = {row["operation"]: row for row in json.loads(run.stdout)["rows"]}
+    for operation in ["write", "read"]:
+        row = rows[operation]
+        assert row["verified"] and row["measured_batches"] >= 1, row
+        # The median, so that a busy machine does not decide.
+        seconds = row["batch_p50_microseconds"] / 1e6
+        slower = SIZE / RATE
+        assert slower * 0.98 <= seconds <= slower * MOST, f"{operation}: {seconds / slower:.2f} times the slower stage"
