@@ -10,7 +10,7 @@ use tensorferry::{
 use tensorferry_simgpu::{Control, install, library};
 
 use crate::common::{engine, ms, within};
-use crate::gpu_kit::text;
+use crate::gpu_kit::{apart, text};
 
 pub(crate) const MIB: usize = 1 << 20;
 pub(crate) const SLOT: usize = MIB;
@@ -27,13 +27,17 @@ impl Sim {
     pub(crate) fn new(vendor: Vendor, names: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = format!("sim/{}-{number}", std::process::id());
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+        let folder = Self::folder(std::process::id(), number);
         let simulator = library().expect("cargo builds the simulator before the tests");
         let files = install(&simulator, &folder, names).expect("the target folder can be written");
         let control = Control::open(&files[0]).expect("the simulator can be opened");
         // Mapped, its file is not needed any more; and no other test finds it.
         Self { control, file: files[0].clone(), vendor }
+    }
+
+    /// Where the files of a process's image are.
+    pub(crate) fn folder(process: u32, number: u32) -> PathBuf {
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sim/{process}-{number}"))
     }
 
     pub(crate) fn device(&self, ordinal: u32) -> DeviceId {
@@ -53,6 +57,13 @@ impl Sim {
             Vendor::Hip => config.gpu.hip_library = file,
         }
         config
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        // Mapped, it works without its files. They are some megabytes, and there are hundreds of them in a run.
+        let _ = self.file.parent().map(std::fs::remove_dir_all);
     }
 }
 
@@ -168,27 +179,32 @@ fn every_pairing_and_size(sim: &Sim) {
     assert_eq!(sim.control.count("contexts.0"), 0, "device 0 was not used");
 }
 
-#[test]
-fn every_pairing_and_size_by_the_cuda_driver() {
-    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcuda.so.1"]));
+apart! {
+    fn every_pairing_and_size_by_the_cuda_driver() {
+        every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcuda.so.1"]));
+    }
 }
 
-#[test]
-fn every_pairing_and_size_by_cuda_runtime_12() {
-    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.12", "libcuda.so.1"]));
+apart! {
+    fn every_pairing_and_size_by_cuda_runtime_12() {
+        every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.12", "libcuda.so.1"]));
+    }
 }
 
-#[test]
-fn every_pairing_and_size_by_cuda_runtime_13() {
-    every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.13", "libcuda.so.1"]));
+apart! {
+    fn every_pairing_and_size_by_cuda_runtime_13() {
+        every_pairing_and_size(&Sim::new(Vendor::Cuda, &["libcudart.so.13", "libcuda.so.1"]));
+    }
 }
 
-#[test]
-fn every_pairing_and_size_by_musa_5() {
-    every_pairing_and_size(&Sim::new(Vendor::Musa, &["libmusart.so.5", "libmusa.so.1"]));
+apart! {
+    fn every_pairing_and_size_by_musa_5() {
+        every_pairing_and_size(&Sim::new(Vendor::Musa, &["libmusart.so.5", "libmusa.so.1"]));
+    }
 }
 
-#[test]
-fn every_pairing_and_size_by_hip_6() {
-    every_pairing_and_size(&Sim::new(Vendor::Hip, &["libamdhip64.so.6"]));
+apart! {
+    fn every_pairing_and_size_by_hip_6() {
+        every_pairing_and_size(&Sim::new(Vendor::Hip, &["libamdhip64.so.6"]));
+    }
 }

@@ -164,6 +164,7 @@ fn a_process_may_end_without_a_word_to_its_engines() {
                 }
             }
         };
+        std::fs::remove_dir_all(Sim::folder(child.id(), 0)).unwrap();
         assert_eq!(status.code(), Some(42), "{how}: {status}");
         assert!(begin.elapsed() < Duration::from_secs(8), "{how}: {:?}", begin.elapsed());
     }

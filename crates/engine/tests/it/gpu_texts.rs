@@ -77,7 +77,8 @@ fn with_library(vendor: Vendor, path: PathBuf) -> Config {
 
 apart! {
     fn a_library_that_cannot_be_opened_says_why() {
-        let whole = std::fs::read(Sim::cuda().file).unwrap();
+        let sim = Sim::cuda();
+        let whole = std::fs::read(&sim.file).unwrap();
         let mut foreign = whole.clone();
         // The machine of an ELF file: AArch64, or x86-64 where that is what we are.
         let other = if foreign[18..20] == [0xb7, 0] { [0x3e, 0] } else { [0xb7, 0] };
@@ -103,6 +104,7 @@ apart! {
                 drop(e);
                 host_memory_moves(&config);
             }
+            let _ = std::fs::remove_dir_all(path.parent().unwrap());
         }
     }
 }
