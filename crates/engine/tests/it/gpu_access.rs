@@ -256,3 +256,51 @@ apart! {
         eventually("no buffer", || two.initiator.buffers().is_empty());
     }
 }
+
+apart! {
+    fn memory_of_the_engines_own_is_written_and_read_in_any_pieces() {
+        for sim in Sim::every() {
+            let two = Two::new(&sim.config());
+            let engine = &two.initiator;
+            let device = sim.device(1);
+            // A framework uses the device as well, so that its context outlives the engine.
+            let _theirs = sim.alloc(1);
+            assert_eq!(engine.device_buffer(device, 0).unwrap_err().code(), 3);
+            let buffer = engine.device_buffer(device, 3 * MIB + 5).unwrap();
+            assert_eq!((buffer.len(), buffer.device()), (3 * MIB + 5, device));
+            assert!(format!("{buffer:?}").contains(&device.to_string()));
+            for (at, len) in [(0, 3 * MIB + 5), (1, 1), (MIB - 1, 2), (7, MIB), (MIB, 2 * MIB + 5)] {
+                buffer.write(at, text(len, len)).unwrap();
+                assert!(buffer.read(at, len).unwrap() == text(len, len));
+            }
+            for (at, len) in [(3 * MIB + 5, 1), (0, 3 * MIB + 6), (usize::MAX, 2)] {
+                let errors = [
+                    buffer.read(at, len).map(|_| ()).unwrap_err(),
+                    buffer.request(Op::Read, at, 1, len).map(|_| ()).unwrap_err(),
+                ];
+                for error in errors {
+                    assert_eq!(error.code(), 3, "{error}");
+                    says(&error, &["is not inside the buffer of 3145733 bytes"]);
+                }
+            }
+            buffer.write(3 * MIB + 5, &[]).unwrap();
+            std::thread::scope(|threads| {
+                for t in 0..4 {
+                    let buffer = &buffer;
+                    threads.spawn(move || {
+                        for i in 0..10 {
+                            let bytes = text(700_000, 10 * t + i);
+                            buffer.write(t * 750_000, bytes).unwrap();
+                            assert!(buffer.read(t * 750_000, 700_000).unwrap() == bytes);
+                        }
+                    });
+                }
+            });
+            // It outlives its engine, which is what it is good for no longer.
+            two.initiator.close();
+            assert_eq!(buffer.read(0, 1).unwrap_err().code(), 23);
+            drop(buffer);
+            assert_eq!(sim.control.count("allocations"), 1, "theirs");
+        }
+    }
+}

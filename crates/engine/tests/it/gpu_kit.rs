@@ -179,7 +179,7 @@ const LONGEST: Duration = Duration::from_secs(100);
 
 /// Runs `body` in a process of its own, where no other test's engine finds the simulator and asks it. `path` is the
 /// name of the test.
-pub(crate) fn run_apart(path: &str, body: impl FnOnce()) {
+pub(crate) fn run_apart(path: &str, env: &[(&str, &str)], body: impl FnOnce()) {
     // The binary's own name is not part of a test's name.
     let test = path.split_once("::").map_or(path, |(_, rest)| rest);
     if std::env::var(APART).as_deref() == Ok(test) {
@@ -193,6 +193,7 @@ pub(crate) fn run_apart(path: &str, body: impl FnOnce()) {
     let ran = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env(APART, test)
+        .envs(env.iter().copied())
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
@@ -200,13 +201,14 @@ pub(crate) fn run_apart(path: &str, body: impl FnOnce()) {
     assert!(out.contains("1 passed"), "{test} did not run:\n{out}\n{err}");
 }
 
-/// A test with this body, in a process of its own.
+/// A test with this body, in a process of its own; with these environment variables.
 macro_rules! apart {
-    ($(#[$meta:meta])* fn $name:ident() $body:block) => {
+    ($(#[$meta:meta])* fn $name:ident($($key:ident = $value:literal),*) $body:block) => {
         $(#[$meta])*
         #[test]
         fn $name() {
-            crate::gpu_kit::run_apart(concat!(module_path!(), "::", stringify!($name)), || $body);
+            let path = concat!(module_path!(), "::", stringify!($name));
+            crate::gpu_kit::run_apart(path, &[$((stringify!($key), $value)),*], || $body);
         }
     };
 }

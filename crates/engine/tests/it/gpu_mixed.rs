@@ -152,6 +152,32 @@ apart! {
 }
 
 apart! {
+    /// Some drivers answer questions about addresses only to threads with a context.
+    fn a_driver_that_wants_a_context_for_an_answer_gets_one() {
+        let sim = Sim::cuda();
+        sim.control.set("query_needs_context", 1);
+        let two = Two::new(&sim.config());
+        one_batch_over_every_kind(&two, [&sim, &sim], false, 3);
+        assert_eq!(sim.control.count("thread.contexts"), 0, "this thread has none afterwards");
+    }
+}
+
+apart! {
+    /// As through a large window on the bus: it can be read by the host, a tenth as fast.
+    fn memory_that_the_host_could_touch_is_staged_all_the_same(SIMGPU_ACCESS = "host") {
+        let sim = Sim::new(Vendor::Hip, &["libamdhip64.so.6"]);
+        let two = Two::new(&sim.config());
+        one_batch_over_every_kind(&two, [&sim, &sim], false, 4);
+        let (local, remote) = (sim.alloc(MIB), sim.alloc(MIB));
+        remote.lend(&two.target);
+        sim.control.reset();
+        two.run(vec![local.request(Op::Write, 0, remote.addr, MIB)]).unwrap();
+        assert_eq!(sim.control.count("d2h_bytes"), MIB as u64);
+        assert_eq!(sim.control.count("h2d_bytes"), MIB as u64);
+    }
+}
+
+apart! {
     fn the_ends_of_a_transfer_may_be_of_different_vendors() {
         let (cuda, hip) = (Sim::cuda(), Sim::new(Vendor::Hip, &["libamdhip64.so.5"]));
         let musa = Sim::new(Vendor::Musa, &["libmusart.so.5", "libmusa.so.1"]);

@@ -24,7 +24,9 @@ const LEN: usize = 17 * MIB + 64;
 apart! {
     fn every_pairing_and_size_is_copied_within_the_process() {
         for sim in [Sim::cuda(), Sim::new(Vendor::Hip, &["libamdhip64.so.5"])] {
-            let (engine, segment) = own(sim.config());
+            let mut config = sim.config();
+            config.safe_copy = sim.vendor == Vendor::Hip;
+            let (engine, segment) = own(config);
             let host = [(); 2].map(|()| HostBuffer::zeroed(LEN).unwrap());
             let blocks = [sim.alloc(LEN), sim.alloc(LEN)];
             engine.register_buffer(&host[1], &Default::default()).unwrap();

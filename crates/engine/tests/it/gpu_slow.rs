@@ -326,7 +326,53 @@ apart! {
 }
 
 apart! {
-    /// Nothing arrives for a lane that is asked to send device memory to a peer that does not read.
+    /// Each has begun to answer, and has a slot for what it does not send.
+    fn a_peer_that_stops_sending_holds_up_no_other_peer() {
+        let sim = Sim::cuda();
+        for slots in [2, 4] {
+            // More lanes than slots.
+            let mut config = sim.add_to(lanes(6, 1));
+            (config.staging_slots, config.staging_slot_bytes) = (slots, 64 << 10);
+            let silent = Fake::new(|mut link| {
+                let Some(header) = link.header() else { return };
+                link.status(Status::Applied);
+                link.send(&memory(header.addr, 100));
+                link.hang();
+            });
+            let good = Fake::new(|mut link| link.serve());
+            let e = engine(config);
+            let block = sim.alloc(8 * MIB);
+            let (to_silent, to_good) = (e.open(&silent.name()).unwrap(), e.open(&good.name()).unwrap());
+            let mut stuck = Vec::new();
+            eventually("all lanes are answered", || {
+                let request = block.request(Op::Read, 0, BASE, 8 * MIB);
+                stuck.push(submit(&to_silent, vec![request], within(ms(20_000))).unwrap());
+                silent.seen().len() >= 6
+            });
+            let other = sim.alloc(4 * MIB);
+            for _ in 0..5 {
+                let request = other.request(Op::Read, 0, BASE, 4 * MIB);
+                let (result, took) = timed(|| {
+                    end(&submit(&to_good, vec![request], within(ms(8000))).unwrap())
+                });
+                result.unwrap();
+                assert!(took < ms(1500), "{slots} slots: {took:?}");
+                assert!(other.read(0, 4 * MIB) == memory(BASE, 4 * MIB as u64));
+            }
+            for batch in &stuck {
+                let ((), took) = timed(|| batch.cancel());
+                assert!(took < ms(300), "{took:?}");
+            }
+            drop((to_silent, to_good, e));
+            assert_eq!(sim.control.count("pinned_bytes"), 0, "slots were lost");
+            block.free();
+            other.free();
+        }
+    }
+}
+
+apart! {
+    /// Its lanes have read ahead what it does not take.
     fn a_peer_that_does_not_read_holds_up_no_other_peer() {
         let sim = Sim::cuda();
         for slots in [2, 4, 8] {
