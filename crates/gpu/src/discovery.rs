@@ -12,8 +12,9 @@ use crate::interface::{DeviceInfo, GpuRuntime};
 use crate::library::{self, Library};
 use crate::memory::Memory;
 use crate::runtime::Runtime;
+use crate::search::search;
 use crate::settings::{Choice, Settings};
-use crate::state::{Found, State, Tried, Versions};
+use crate::state::{Found, State, Versions};
 
 /// Whether somebody has initialised a library.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -60,7 +61,7 @@ static INITIALISED_IN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 
 impl Table {
     /// The table of `library`, made at most once; the error is what is wrong with the library.
-    fn of(
+    pub(crate) fn of(
         vendor: Vendor,
         library: &'static Library,
         chosen: bool,
@@ -432,7 +433,7 @@ impl Discovery {
     /// Finds the library; whether it did. The state says which, or why not.
     fn locate(&self, vendor: Vendor, slot: &mut Slot, only_mapped: bool) -> bool {
         slot.generation = library::generation();
-        match self.search(vendor, only_mapped) {
+        match search(&self.settings, vendor, only_mapped) {
             Ok(table) => {
                 slot.state = State::Mapped {
                     file: table.library.file().to_owned(),
@@ -449,60 +450,6 @@ impl Discovery {
             Err(None) => false,
         }
     }
-
-    fn search(
-        &self,
-        vendor: Vendor,
-        only_mapped: bool,
-    ) -> std::result::Result<Table, Option<Box<State>>> {
-        let mut tried = Vec::new();
-        let mut unusable = None;
-        let mut usable = |library, chosen| match Table::of(vendor, library, chosen) {
-            Ok(table) => Some(table),
-            Err(state) => {
-                unusable.get_or_insert(state);
-                None
-            }
-        };
-        let found = if let Some(file) = self.settings.library(vendor) {
-            if only_mapped {
-                library::open_mapped(file).and_then(|library| usable(library, true))
-            } else {
-                match library::open(file) {
-                    Ok(library) => usable(library, true),
-                    Err(answer) => {
-                        tried.push(answer);
-                        None
-                    }
-                }
-            }
-        } else {
-            let mapped = library::mapped(library::stems(vendor));
-            let mapped = mapped.iter().filter_map(|file| library::open_mapped(file));
-            let mut found = mapped.into_iter().find_map(|library| usable(library, false));
-            if found.is_none() && !only_mapped {
-                for name in library::names(vendor) {
-                    match library::open(name.as_ref()) {
-                        Ok(library) => found = usable(library, false),
-                        Err(answer) => tried.push(answer),
-                    }
-                    if found.is_some() {
-                        break;
-                    }
-                }
-            }
-            found
-        };
-        found.ok_or_else(|| {
-            let damaged = || tried.iter().find(|one| one.found).map(|one| damaged(vendor, one));
-            let state = unusable.or_else(damaged);
-            if only_mapped {
-                state
-            } else {
-                state.or(Some(Box::new(State::Missing { vendor, tried })))
-            }
-        })
-    }
 }
 
 impl Slot {
@@ -516,12 +463,6 @@ impl Slot {
         let table = self.table.as_ref().filter(|_| matches!(self.state, State::Ready(_)))?;
         Some(table.backend.clone())
     }
-}
-
-/// A file that is there, and that the loader refuses.
-fn damaged(vendor: Vendor, tried: &Tried) -> Box<State> {
-    let (file, why) = (tried.name.clone(), tried.answer.clone());
-    Box::new(State::Unusable { vendor, file, why, missing: None })
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod library;
 mod memory;
 mod queries;
 mod runtime;
+mod search;
 mod settings;
 mod state;
 mod symbols;
