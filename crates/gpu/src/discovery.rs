@@ -12,9 +12,9 @@ use crate::interface::{DeviceInfo, GpuRuntime};
 use crate::library::{self, Library};
 use crate::memory::Memory;
 use crate::runtime::Runtime;
-use crate::search::search;
+use crate::search::{Searched, search};
 use crate::settings::{Choice, Settings};
-use crate::state::{Found, State, Versions};
+use crate::state::{Found, State, Tried, Versions};
 
 /// Whether somebody has initialised a library.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,6 +55,13 @@ pub(crate) struct Table {
     outcome: Arc<Mutex<Option<State>>>,
 }
 
+/// What a library would need to be a vendor's.
+pub(crate) struct Lack {
+    pub(crate) why: String,
+    /// The function.
+    pub(crate) name: String,
+}
+
 /// The process in which a vendor's library was initialised through us; 0: none. Read without a
 /// lock, since a child of a fork inherits a locked one as such.
 static INITIALISED_IN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
@@ -65,12 +72,8 @@ impl Table {
         vendor: Vendor,
         library: &'static Library,
         chosen: bool,
-    ) -> std::result::Result<Self, Box<State>> {
-        let unusable = |why: String, missing: Option<String>| {
-            let file = library.file().to_owned();
-            Box::new(State::Unusable { vendor, file, why, missing })
-        };
-        let lacks = |name: String| unusable(format!("it lacks the function {name}"), Some(name));
+    ) -> std::result::Result<Self, Lack> {
+        let lacks = |name: String| Lack { why: format!("it lacks the function {name}"), name };
         let api = match vendor {
             Vendor::Musa => Api::MusaRuntime,
             Vendor::Hip => Api::HipRuntime,
@@ -81,11 +84,12 @@ impl Table {
                     (true, true) if is_runtime_by_name(library) => Api::CudaRuntime,
                     (true, true) => Api::CudaDriver,
                     (false, false) if chosen => {
-                        return Err(unusable(
-                            "it has neither cuInit (a driver) nor cudaGetDeviceCount (a runtime)"
+                        return Err(Lack {
+                            why: "it has neither cuInit (a driver) nor cudaGetDeviceCount (a \
+                                  runtime)"
                                 .to_owned(),
-                            Some("cuInit".to_owned()),
-                        ));
+                            name: "cuInit".to_owned(),
+                        });
                     }
                     (false, false) => return Err(lacks("cuInit".to_owned())),
                 }
@@ -181,6 +185,8 @@ fn is_runtime_by_name(library: &Library) -> bool {
 /// What one engine knows about one vendor.
 struct Slot {
     state: State,
+    /// What was tried to come to it.
+    tried: Vec<Tried>,
     table: Option<Table>,
     /// Somebody asked for a device, so the answer is final.
     decided: bool,
@@ -224,6 +230,7 @@ impl Discovery {
         let slots = Vendor::ALL.map(|vendor| {
             Mutex::new(Slot {
                 state: State::NotLookedFor { vendor, choice },
+                tried: Vec::new(),
                 table: None,
                 decided: false,
                 generation: u64::MAX,
@@ -245,6 +252,19 @@ impl Discovery {
             Some(state) => state,
             None => self.slot(vendor).state.clone(),
         })
+    }
+
+    /// Which files were tried when the vendor's library was looked for last, in order, and what came
+    /// of each; where one was taken, it is the last. Nothing is looked for.
+    ///
+    /// Where a file was chosen, it is the only one. A copy that the process has loaded comes first
+    /// otherwise, and if it can be used, or nobody needs the library yet, no name is tried.
+    #[must_use]
+    pub fn tried(&self, vendor: Vendor) -> Vec<Tried> {
+        match self.closed(vendor) {
+            Some(_) => Vec::new(),
+            None => self.slot(vendor).tried.clone(),
+        }
     }
 
     /// What the process has mapped of a vendor, and whether somebody has initialised it. Opens no
@@ -433,8 +453,10 @@ impl Discovery {
     /// Finds the library; whether it did. The state says which, or why not.
     fn locate(&self, vendor: Vendor, slot: &mut Slot, only_mapped: bool) -> bool {
         slot.generation = library::generation();
-        match search(&self.settings, vendor, only_mapped) {
+        let Searched { tried, found } = search(&self.settings, vendor, only_mapped);
+        match found {
             Ok(table) => {
+                slot.tried = tried;
                 slot.state = State::Mapped {
                     file: table.library.file().to_owned(),
                     api: table.backend.api(),
@@ -443,6 +465,7 @@ impl Discovery {
                 true
             }
             Err(Some(state)) => {
+                slot.tried = tried;
                 slot.state = *state;
                 false
             }

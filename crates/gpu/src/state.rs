@@ -10,14 +10,15 @@ use crate::error::Failure;
 use crate::interface::DeviceInfo;
 use crate::settings::Choice;
 
-/// One attempt to open a library.
+/// One attempt to find a vendor's library.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Tried {
     /// The name or path that was tried.
     pub name: PathBuf,
-    /// What the loader said.
+    /// What the loader said, or what the library lacks; `opened` or `loaded already` of the one that
+    /// was taken.
     pub answer: String,
-    /// There is such a file, and it could not be used.
+    /// There is such a file.
     pub found: bool,
 }
 
