@@ -118,11 +118,6 @@ impl Vendor {
             of: vendor,
         }
     }
-
-    /// The vendor's name as people write it.
-    pub(super) fn spoken(&self) -> String {
-        self.vendor.to_uppercase()
-    }
 }
 
 /// The settings that decided where this vendor was looked for.

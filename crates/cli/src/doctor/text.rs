@@ -120,7 +120,8 @@ fn proof(proof: &Proof) -> Line {
 }
 
 fn vendor(vendor: &Vendor) -> Vec<Line> {
-    let mut lines = vec![(format!("{}: {}", vendor.spoken(), vendor.state), vendor.text.clone())];
+    let mut lines =
+        vec![(format!("{}: {}", vendor.of.spoken(), vendor.state), vendor.text.clone())];
     lines.extend(vendor.devices.iter().map(device));
     let others = vendor.tried.iter().skip(1);
     let first = vendor.tried.first().map(|one| answer(&one.name, &one.answer));
