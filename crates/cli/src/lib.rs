@@ -8,7 +8,6 @@ mod args;
 mod cpu;
 mod demo;
 mod doctor;
-mod environment;
 mod interrupt;
 mod machine;
 mod memory;
@@ -18,7 +17,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
 use clap::Parser;
-use tensorferry::LogLevel;
+use tensorferry::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
@@ -50,7 +49,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             return told.exit_code();
         }
     };
-    let config = match environment::config() {
+    let config = match Config::from_env() {
         Ok(config) => config,
         Err(error) => {
             complain(&error);

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config) -> Result<()> {
 /// # Errors
 /// A malformed setting, or a requirement that is none.
 pub(crate) fn document(require: &[String], moving: bool) -> Result<String> {
-    let config = crate::environment::config()?;
+    let config = Config::from_env()?;
     let require: Vec<Requirement> = require
         .iter()
         .map(|text| text.parse().with_context(|| format!("{text:?} cannot be required")))

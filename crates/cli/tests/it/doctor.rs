@@ -270,6 +270,7 @@ fn settings_are_shown_with_what_had_no_effect() {
     let env = [
         ("TENSORFERRY_GPU", "off"),
         ("TENSORFERRY_BINDD", "10.0.0.1"),
+        ("TENSORFERRY_SIMULATOR", "/opt/sim/libtensorferry_simgpu.so"),
         ("MC_TCP_LANES_PER_PEER", "99"),
         ("MC_GID_INDEX", "3"),
         ("MC_REDIS_PASSWORD", "hunter2"),
@@ -281,6 +282,7 @@ fn settings_are_shown_with_what_had_no_effect() {
     assert_eq!(settings["environment"].as_array().unwrap().len(), env.len());
     let warnings = settings["warnings"].to_string();
     assert!(warnings.contains("TENSORFERRY_BINDD is no setting"), "{warnings}");
+    assert!(!warnings.contains("SIMULATOR"), "the demo's own variable: {warnings}");
     assert!(warnings.contains("MC_TCP_LANES_PER_PEER=99: expected a count"), "{warnings}");
     assert!(settings["without_effect"].to_string().contains("MC_GID_INDEX"), "{settings}");
     let output = doctor(&[], &env);
