@@ -248,10 +248,12 @@ impl Discovery {
     /// What is known about each vendor now; nothing is looked for.
     #[must_use]
     pub fn states(&self) -> [State; 3] {
-        Vendor::ALL.map(|vendor| match self.closed(vendor) {
-            Some(state) => state,
-            None => self.slot(vendor).state.clone(),
-        })
+        Vendor::ALL.map(|vendor| self.state(vendor))
+    }
+
+    /// What is known about one of them.
+    pub(crate) fn state(&self, vendor: Vendor) -> State {
+        self.closed(vendor).unwrap_or_else(|| self.slot(vendor).state.clone())
     }
 
     /// Which files were tried when the vendor's library was looked for last, in order, and what came
@@ -317,16 +319,6 @@ impl Discovery {
             return Ok(runtime);
         }
         Err(GpuError::NoSuchDevice { device, file: runtime.file().display().to_string(), count })
-    }
-
-    /// Looks for every vendor that the settings allow, and initialises what is found: for reports
-    /// to people.
-    #[must_use]
-    pub fn examine(&self) -> [State; 3] {
-        Vendor::ALL.map(|vendor| match self.closed(vendor) {
-            Some(state) => state,
-            None => self.decide(vendor).0,
-        })
     }
 
     /// The libraries that can be asked about an address of unknown kind: those in use by this

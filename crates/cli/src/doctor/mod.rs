@@ -12,11 +12,12 @@ mod text;
 use std::fmt;
 use std::io::{self, Write};
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tensorferry::Config;
-use tensorferry::gpu::{self, Discovery};
+use tensorferry::gpu;
 
 use crate::args::DoctorArgs;
 use crate::machine::Machine;
@@ -96,7 +97,8 @@ pub(crate) fn document(require: &[String], moving: bool) -> Result<String> {
 
 impl Document {
     pub(crate) fn examine(config: &Config, require: &[Requirement], moving: bool) -> Self {
-        let states = Discovery::new(config.gpu.clone()).examine();
+        let states = gpu::Vendor::ALL
+            .map(|vendor| gpu::examine(&config.gpu, vendor, Duration::from_secs(30)).state);
         let gpu = Gpus::new(&config.gpu, &states);
         let sockets = Sockets::look(config);
         let addresses = Addresses::look(config);

@@ -447,7 +447,7 @@ child_test! {
         let discovery = Discovery::new(Settings { choice, ..Settings::default() });
         assert_eq!(discovery.classify(Location::Any, 0x1000, 64).unwrap(), Memory::Host);
         assert_eq!(Stub::open(&file).inits(), 1);
-        let words = discovery.examine().map(|state| state.word());
+        let words = discovery.states().map(|state| state.word());
         assert_eq!(words, ["ready", "not-looked-for", "not-looked-for"]);
     }
 }
