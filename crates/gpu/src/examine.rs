@@ -11,7 +11,6 @@ use crate::state::{State, Tried};
 
 /// What was found of one vendor.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Examined {
     /// What became of its library, and the devices.
     pub state: State,

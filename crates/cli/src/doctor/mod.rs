@@ -64,6 +64,9 @@ pub(crate) struct Document {
     proofs: Vec<Proof>,
 }
 
+/// How long each vendor's library may take to answer: some drivers need seconds for each device.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Prints what was found.
 ///
 /// # Errors
@@ -97,9 +100,7 @@ pub(crate) fn document(require: &[String], moving: bool) -> Result<String> {
 
 impl Document {
     pub(crate) fn examine(config: &Config, require: &[Requirement], moving: bool) -> Self {
-        let states = gpu::Vendor::ALL
-            .map(|vendor| gpu::examine(&config.gpu, vendor, Duration::from_secs(30)).state);
-        let gpu = Gpus::new(&config.gpu, &states);
+        let gpu = Gpus::look(&config.gpu, PATIENCE);
         let sockets = Sockets::look(config);
         let addresses = Addresses::look(config);
         let mut proofs = vec![proof::prove(config, Place::Host)];

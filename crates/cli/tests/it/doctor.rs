@@ -34,6 +34,11 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
 }
 
+/// The words of a table, without the ends of its lines.
+fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// A folder with simulated libraries; `None` where the simulator was not built.
 fn simulated(test: &str, files: &[&str]) -> Option<PathBuf> {
     let built = simulator()?;
@@ -129,6 +134,37 @@ fn a_file_of_garbage_is_no_library_and_no_accident() {
     assert_eq!(document["proofs"][0]["moved"], true);
     let [problem] = &document["problems"].as_array().unwrap()[..] else { panic!("{document}") };
     assert!(text(problem).contains(file), "{problem}");
+}
+
+#[test]
+fn files_that_were_refused_before_the_one_that_was_taken_are_told() {
+    let Some(folder) = simulated("doctor_tried", &["libamdhip64.so.6"]) else { return };
+    fs::write(folder.join("libamdhip64.so.7"), [0xa5; 4096]).unwrap();
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("TENSORFERRY_GPU", "hip")];
+    let (document, _) = document(&[], &env);
+    let hip = vendor(&document, "hip");
+    assert_eq!(hip["state"], "ready");
+    let tried = hip["tried"].as_array().unwrap();
+    let names: Vec<&str> = tried.iter().map(|one| text(&one["name"])).collect();
+    assert_eq!(names, ["libamdhip64.so.10", "libamdhip64.so.7", "libamdhip64.so.6"]);
+    assert!(text(&tried[0]["answer"]).contains("cannot open shared object file"), "{hip}");
+    assert!(text(&tried[1]["answer"]).ends_with("invalid ELF header"), "{hip}");
+    assert_eq!(tried[2]["answer"], "opened");
+    let found: Vec<bool> = tried.iter().map(|one| one["found"].as_bool().unwrap()).collect();
+    assert_eq!(found, [false, true, true]);
+    let untried = vendor(&document, "cuda");
+    assert_eq!(
+        (&untried["state"], &untried["tried"]),
+        (&"not-looked-for".into(), &Value::Array(vec![]))
+    );
+
+    let output = doctor(&[], &env);
+    assert_readable(&stdout(&output));
+    let says = unwrapped(&stdout(&output));
+    let first =
+        "tried libamdhip64.so.10: cannot open shared object file: No such file or directory; ";
+    assert!(says.contains(first), "{says}");
+    assert!(says.contains("invalid ELF header; libamdhip64.so.6: opened"), "{says}");
 }
 
 #[test]
