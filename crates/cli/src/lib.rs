@@ -1,7 +1,8 @@
 //! The program `tensorferry`, as a library: the binary and the Python package run the same [`main`].
 //!
-//! It only translates between people and the engine. It never ends the process by itself, and bad
-//! input is an exit code and a text on stderr, not a panic.
+//! It only translates between people and the engine. It does not end the process by itself, unless a
+//! GPU library hangs that its exit handlers would wait for; and bad input is an exit code and a text on
+//! stderr, not a panic.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -68,6 +69,11 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
         Command::DemoTarget(args) => demo::serve(&args, config),
         Command::Doctor(args) => doctor::run(&args, &config),
     };
+    exit_code(outcome)
+}
+
+/// Says what went wrong, if something did.
+pub(crate) fn exit_code(outcome: anyhow::Result<()>) -> i32 {
     match outcome {
         Ok(()) => OK,
         Err(error) => {

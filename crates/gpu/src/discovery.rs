@@ -358,7 +358,7 @@ impl Discovery {
     }
 
     /// The state of a vendor that may not be looked for at all.
-    fn closed(&self, vendor: Vendor) -> Option<State> {
+    pub(crate) fn closed(&self, vendor: Vendor) -> Option<State> {
         let choice = self.settings.choice;
         if !choice.allows(vendor) {
             return Some(State::NotLookedFor { vendor, choice });

@@ -21,13 +21,18 @@ pub struct Examined {
 /// Looks for a vendor's library if the settings allow it, and initialises it: for reports to people.
 ///
 /// That is done on a thread of its own. A library that has not answered when `patience` is over is
-/// [`State::NoAnswer`], and the thread is left to it, as nothing can end it. Then whoever needs this
-/// vendor in this process waits for it, too, so no engine should be allowed to look for it.
+/// [`State::NoAnswer`], and the thread is left to it, as nothing can end it. Whoever needs this vendor
+/// in this process then waits, too. As long as it is being opened (there is no file), so does every
+/// thread that begins or ends, and the end of the process, as the loader lets none pass.
 #[must_use]
 pub fn examine(settings: &Settings, vendor: Vendor, patience: Duration) -> Examined {
+    let discovery = Discovery::new(settings.clone());
+    if let Some(state) = discovery.closed(vendor) {
+        return Examined { state, tried: Vec::new() };
+    }
     let until = Instant::now() + patience;
     let (tell, told) = channel();
-    let (theirs, discovery) = (tell.clone(), Discovery::new(settings.clone()));
+    let theirs = tell.clone();
     let looking = move || look(&discovery, vendor, &theirs);
     if thread::Builder::new().name(format!("ferry-{vendor}")).spawn(looking).is_err() {
         // Without a thread there is no limit.

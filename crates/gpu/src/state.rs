@@ -331,7 +331,7 @@ impl fmt::Display for State {
                 write!(f, "{} does not answer: ", vendor.spoken())?;
                 match file {
                     Some(file) => write!(f, "the first call of {}", file.display())?,
-                    None => f.write_str("opening its library")?,
+                    None => f.write_str("opening its library, or another one before,")?,
                 }
                 write!(
                     f,

@@ -36,6 +36,9 @@ pub(super) struct Vendor {
     pub(super) devices: Vec<Device>,
     #[serde(skip)]
     pub(super) of: gpu::Vendor,
+    /// It has not answered, and whoever asks it hangs.
+    #[serde(skip)]
+    hangs: bool,
 }
 
 /// A setting that is not at its default.
@@ -88,6 +91,16 @@ impl Gpus {
         }
     }
 
+    /// Whether a library does not answer.
+    pub(super) fn hang(&self) -> bool {
+        self.vendors.iter().any(|vendor| vendor.hangs)
+    }
+
+    /// Whether one is still being opened: until that ends, no thread of this process gets past the loader to begin.
+    pub(super) fn is_opening(&self) -> bool {
+        self.vendors.iter().any(|vendor| vendor.hangs && vendor.file.is_none())
+    }
+
     /// All devices that can be used.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.vendors.iter().flat_map(|vendor| &vendor.devices)
@@ -120,6 +133,7 @@ impl Vendor {
             absent_functions: found.map(|found| found.absent.clone()).unwrap_or_default(),
             devices,
             of: vendor,
+            hangs: matches!(state, State::NoAnswer { .. }),
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tensorferry_simgpu::install;
@@ -119,6 +120,69 @@ fn a_driver_without_a_device_says_so_once_and_what_to_do() {
     assert!(says.starts_with("tensorferry: --require cuda: no device can be used: "), "{says}");
     assert!(says.contains("cuInit answered 100 CUDA_ERROR_NO_DEVICE"), "{says}");
     assert!(stdout(&output).contains("CUDA: no-device"), "{}", stdout(&output));
+}
+
+#[test]
+fn a_driver_that_hangs_in_its_first_call_is_left_to_it() {
+    let Some(folder) = simulated("doctor_hangs", &["libcuda.so.1", "libamdhip64.so.6"]) else {
+        return;
+    };
+    let file = folder.join("libcuda.so.1");
+    let env =
+        [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_INIT_DELAY_NS", "3600000000000")];
+    let began = Instant::now();
+    let output = doctor(&["--patience", "1", "--require", "cuda", "--move", "--json"], &env);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(output.status.code(), Some(1));
+    let expected = format!(
+        "CUDA does not answer: the first call of {} has not ended within 1s; if the vendor's own \
+         tools hang, too, restart the driver or the machine, and until then keep engines from it \
+         with TENSORFERRY_GPU=off",
+        file.display()
+    );
+    let problem = format!("--require cuda: no device can be used: {expected}");
+    assert_eq!(stderr(&output), format!("tensorferry: {problem}\n"));
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(document["problems"], Value::Array(vec![problem.into()]));
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["usable"]), (&"no-answer".into(), &false.into()));
+    assert_eq!((text(&cuda["text"]), &cuda["file"]), (&expected[..], &file.to_str().into()));
+    assert_eq!(cuda["tried"][0]["answer"], "opened");
+    assert_eq!(vendor(&document, "hip")["state"], "no-answer");
+    assert_eq!(proofs(&document), [("cpu", true)]);
+
+    let output = doctor(&["--patience", "1"], &env);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    let says = unwrapped(&stdout(&output));
+    assert_readable(&stdout(&output));
+    assert!(says.contains("CUDA: no-answer CUDA does not answer: the first call of "), "{says}");
+    assert!(says.contains("any with hip none: no-answer, see above"), "{says}");
+    assert!(says.ends_with("verdict host memory moves; no GPU can be used"), "{says}");
+}
+
+/// As long as a library is being opened, the loader lets no thread begin, and the process not end as usual.
+#[test]
+fn a_library_that_hangs_while_it_is_opened_is_left_to_it() {
+    let Some(folder) = simulated("doctor_opening", &["libcuda.so.1"]) else { return };
+    let (source, file) = (folder.join("hang.c"), folder.join("libamdhip64.so.6"));
+    let code = "#include <unistd.h>\n\
+                __attribute__((constructor)) static void hang(void) { for (;;) pause(); }\n";
+    fs::write(&source, code).unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&file).arg(source).output();
+    let Ok(built) = built else { return eprintln!("skipped: cc cannot be run") };
+    assert!(built.status.success(), "{}", stderr(&built));
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_DEVICES", "1")];
+    let (document, code) = document(&["--patience", "2", "--move"], &env);
+    assert_eq!(code, Some(1));
+    assert_eq!(proofs(&document), [("cpu", true)]);
+    assert_eq!(vendor(&document, "cuda")["state"], "ready");
+    let hip = vendor(&document, "hip");
+    assert_eq!((&hip["state"], &hip["file"]), (&"no-answer".into(), &Value::Null));
+    let says = text(&hip["text"]);
+    assert!(says.contains("opening its library, or another one before, has not ended"), "{says}");
+    let problem = "memory of cuda:0 does not move: not tried, as no engine starts while a library is \
+                   being opened";
+    assert_eq!(document["problems"], Value::Array(vec![problem.into()]));
 }
 
 #[test]

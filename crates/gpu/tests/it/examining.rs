@@ -10,7 +10,7 @@ use crate::stubs::stub;
 
 /// Longer than anything that ends takes.
 const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT: Duration = Duration::from_millis(500);
 
 fn with_cuda(file: PathBuf) -> Settings {
     Settings { cuda_library: Some(file), ..Settings::default() }
@@ -60,7 +60,7 @@ child_test! {
         assert_eq!(
             found.state.to_string(),
             format!(
-                "CUDA does not answer: the first call of {} has not ended within 200ms; if the \
+                "CUDA does not answer: the first call of {} has not ended within 500ms; if the \
                  vendor's own tools hang, too, restart the driver or the machine, and until then \
                  keep engines from it with TENSORFERRY_GPU=off",
                 file.display()
@@ -81,7 +81,8 @@ child_test! {
         let file = stub!("a/slow.so");
         let found = hangs(&with_cuda(file));
         let says = found.state.to_string();
-        let expected = "CUDA does not answer: opening its library has not ended within 200ms; if ";
+        let expected = "CUDA does not answer: opening its library, or another one before, has not \
+                        ended within 500ms; if the vendor's own tools hang, too, ";
         assert!(says.starts_with(expected), "{says}");
         assert_eq!((found.state.file(), found.tried.len()), (None, 0));
     }
