@@ -56,6 +56,8 @@ struct Worker<'a> {
     events: Vec<Event>,
     pinned: Vec<Pinned>,
     gates: Vec<Arc<Gate>>,
+    /// How many pieces of device memory were made and not freed.
+    allocated: usize,
 }
 
 /// A direction: its stream, and what is on it, in its order.
@@ -108,6 +110,7 @@ fn work(stager: &Stager, context: Context) {
             events: Vec::new(),
             pinned: Vec::new(),
             gates: Vec::new(),
+            allocated: 0,
         }
         .work(),
     }
@@ -156,9 +159,13 @@ impl Worker<'_> {
             Order::Tell(tell) => drop(tell.send(self.openings())),
             Order::Alloc(len, tell) => {
                 let addr = self.runtime.alloc_device(&self.inside, len);
+                self.allocated += usize::from(addr.is_ok());
                 drop(tell.send(addr.map_err(|e| Arc::new(e.into()))));
             }
-            Order::Free(addr) => free(self.runtime, &self.inside, addr),
+            Order::Free(addr) => {
+                free(self.runtime, &self.inside, addr);
+                self.allocated -= 1;
+            }
         }
     }
 
@@ -341,6 +348,11 @@ impl Worker<'_> {
         }
         if let Some(error) = first.filter(|error| !error.is_unloading()) {
             tracing::debug!("{error}");
+        }
+        if self.allocated > 0 {
+            // The last user of a context takes its memory along, whose addresses are then given out anew: to somebody
+            // who would lose them when these buffers are dropped. So the context stays, for the rest of the process.
+            std::mem::forget(self.inside);
         }
     }
 }
