@@ -223,7 +223,7 @@ apart! {
             }
         });
         for (gone, two) in pairs.into_iter().enumerate() {
-            assert_eq!(sim.control.count("pinned_bytes"), (3 - gone as u64) * 32 << 20);
+            assert_eq!(sim.control.count("pinned_bytes"), ((3 - gone as u64) * 32) << 20);
             drop(two);
         }
         assert_eq!(sim.control.count("pinned_bytes"), 0);
@@ -240,14 +240,14 @@ apart! {
             let config: Config = sim.add_to(lanes(2, 1 + i % 2));
             let two = Two::new(&config);
             remote.lend(&two.target);
-            if i % 2 == 0 {
+            if i.is_multiple_of(2) {
                 local.lend(&two.initiator);
             }
             let request = |op| local.request(op, 0, remote.addr, MIB);
             two.run(vec![request(Op::Write), request(Op::Read)]).unwrap();
             let buffer = two.target.device_buffer(sim.device(1), 4096).unwrap();
             buffer.write(0, &[1; 4096]).unwrap();
-            if i % 3 == 0 {
+            if i.is_multiple_of(3) {
                 drop(buffer);
                 two.target.close();
             } else {
