@@ -86,6 +86,10 @@ pub(super) fn run(stager: Arc<Stager>, context: Context) {
         tracing::error!("the copy thread of {} panicked, which is a bug", stager.device());
         stager.shut(&stager.no_answer());
     }
+    // Nobody is there to free anything, if it was not freed.
+    for order in stager.take_last_orders(false) {
+        stager.refuse(order, &stager.no_answer());
+    }
     stager.ended();
 }
 
@@ -328,6 +332,7 @@ impl Worker<'_> {
             );
             // And whatever else it keeps: to free that would be to wait for the copy, or worse.
             std::mem::forget(std::mem::take(&mut self.lines));
+            drop(self.stager.take_last_orders(true));
             return;
         }
         let (wanted, mut first) = (self.pinned.iter().map(|p| p.len()).sum::<usize>(), None);
@@ -348,6 +353,9 @@ impl Worker<'_> {
         }
         if let Some(error) = first.filter(|error| !error.is_unloading()) {
             tracing::debug!("{error}");
+        }
+        for order in self.stager.take_last_orders(false) {
+            self.obey(order);
         }
         if self.allocated > 0 {
             // The last user of a context takes its memory along, whose addresses are then given out anew: to somebody
