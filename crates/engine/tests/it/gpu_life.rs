@@ -261,18 +261,19 @@ apart! {
         // The threads are joined; the kernel takes them off the list a moment later. One watches over the test.
         eventually("quiet", || count("task") <= 3);
         let fds = count("fd");
-        for i in 0..50 {
-            cycle(i);
-        }
+        (0..50).for_each(&cycle);
+        // An engine whose buffer outlives it leaves the device's context to the process, and is not undone.
+        let kept = (0..50_usize).filter(|i| !i.is_multiple_of(3)).count() as u64;
         eventually("no thread is left", || count("task") <= 3);
         assert_eq!(count("fd"), fds);
         assert_eq!(sim.control.count("pinned_bytes"), 0);
         assert_eq!(sim.control.count("contexts.1"), contexts);
-        assert_eq!(sim.control.count("context_pushes"), sim.control.count("context_pops"));
+        let popped = sim.control.count("context_pops");
+        assert_eq!(sim.control.count("context_pushes"), popped + kept);
         assert_eq!(sim.control.count("allocations"), 2, "the test's own");
         let balance = |made, gone| sim.control.calls(made) - sim.control.calls(gone);
         assert_eq!(balance("cuStreamCreate", "cuStreamDestroy_v2"), 0);
         assert_eq!(balance("cuEventCreate", "cuEventDestroy_v2"), 0);
-        assert_eq!(balance("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"), 0);
+        assert_eq!(balance("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"), kept);
     }
 }
