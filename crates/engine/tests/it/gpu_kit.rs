@@ -139,21 +139,27 @@ impl Two {
 /// `len` bytes that differ from place to place and from `seed` to `seed`. They are parts of one text that is made
 /// once, so that 256 MiB of them cost nothing.
 pub(crate) fn text(len: usize, seed: usize) -> &'static [u8] {
-    static TEXT: OnceLock<Vec<u8>> = OnceLock::new();
-    const LONGEST: usize = 257 * MIB;
+    /// Most tests need little of it.
+    const LENS: [usize; 3] = [6 * MIB, 33 * MIB, 257 * MIB];
+    static TEXTS: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
+    let at = 1009 * (seed % 1000);
+    let which = LENS.iter().position(|most| at + len <= *most).expect("no test moves more");
+    let text = TEXTS[which].get_or_init(|| written(LENS[which]));
+    &text[at..][..len]
+}
+
+/// The text's beginning.
+fn written(len: usize) -> Vec<u8> {
     // No multiple of a slot or a slice, so that a piece at the wrong place is a wrong piece.
     const PART: usize = MIB - 4093;
-    let text = TEXT.get_or_init(|| {
-        let part = pattern(PART, 1);
-        let mut text = Vec::with_capacity(LONGEST + PART);
-        while text.len() < LONGEST {
-            let number = text.len() as u64;
-            text.extend_from_slice(&part);
-            text[number as usize..][..8].copy_from_slice(&number.to_le_bytes());
-        }
-        text
-    });
-    &text[1009 * (seed % 1000)..][..len]
+    let part = pattern(PART, 1);
+    let mut text = Vec::with_capacity(len + PART);
+    while text.len() < len {
+        let number = text.len() as u64;
+        text.extend_from_slice(&part);
+        text[number as usize..][..8].copy_from_slice(&number.to_le_bytes());
+    }
+    text
 }
 
 /// The result of a batch, which has to come by its deadline.
