@@ -107,10 +107,12 @@ apart! {
             let half = (MIB / 2) as u64;
             for at in [0, half] {
                 // SAFETY: it stays allocated.
-                unsafe { two.initiator.register(block.addr + at, half, &Default::default()) }.unwrap();
+                unsafe { two.initiator.register(block.addr + at, half, &Default::default()) }
+                    .unwrap();
             }
             for (op, seed) in [(Op::Write, 1), (Op::Read, 2)] {
-                let (from, to) = if op == Op::Write { (&block, &remote) } else { (&remote, &block) };
+                let (from, to) =
+                    if op == Op::Write { (&block, &remote) } else { (&remote, &block) };
                 from.write(0, text(MIB, seed));
                 two.run(vec![block.request(op, 0, remote.addr, MIB)]).unwrap();
                 assert!(to.read(0, MIB) == text(MIB, seed), "{op:?}");
@@ -123,9 +125,16 @@ apart! {
                 let request = a.request(Op::Write, 0, remote.addr, len);
                 let error = submit(&two.segment, vec![request], within(ms(8000))).unwrap_err();
                 assert_eq!(error.code(), 27, "{error}");
-                says(&error, &[&format!("[{:#x}, +{len}) begins in memory of", a.addr), "check the address and length"]);
+                says(
+                    &error,
+                    &[
+                        &format!("[{:#x}, +{len}) begins in memory of", a.addr),
+                        "check the address and length",
+                    ],
+                );
                 // SAFETY: it is refused.
-                let error = unsafe { two.initiator.register(a.addr, len as u64, &Default::default()) };
+                let error =
+                    unsafe { two.initiator.register(a.addr, len as u64, &Default::default()) };
                 assert_eq!(error.unwrap_err().code(), 27);
             }
             // Parts that a framework has mapped side by side are.
@@ -151,7 +160,8 @@ apart! {
             [(block.addr, 0, "memory of cuda:1"), (host.addr(), 1, "host memory")]
         {
             // SAFETY: it is refused.
-            let error = unsafe { two.target.register(addr, MIB as u64, &named(device)) }.unwrap_err();
+            let error =
+                unsafe { two.target.register(addr, MIB as u64, &named(device)) }.unwrap_err();
             assert_eq!(error.code(), 31, "{error}");
             let text = format!(
                 "[{addr:#x}, +{MIB}) was said to be on cuda:{device}, and is {found}; name that, or let the engine \
@@ -269,7 +279,8 @@ apart! {
             let buffer = engine.device_buffer(device, 3 * MIB + 5).unwrap();
             assert_eq!((buffer.len(), buffer.device()), (3 * MIB + 5, device));
             assert!(format!("{buffer:?}").contains(&device.to_string()));
-            for (at, len) in [(0, 3 * MIB + 5), (1, 1), (MIB - 1, 2), (7, MIB), (MIB, 2 * MIB + 5)] {
+            for (at, len) in [(0, 3 * MIB + 5), (1, 1), (MIB - 1, 2), (7, MIB), (MIB, 2 * MIB + 5)]
+            {
                 buffer.write(at, text(len, len)).unwrap();
                 assert!(buffer.read(at, len).unwrap() == text(len, len));
             }

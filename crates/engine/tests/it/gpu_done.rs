@@ -75,7 +75,10 @@ apart! {
                         two.run((0..SMALL).map(one).collect()).unwrap();
                         let got = to.read(0, LEN);
                         for k in 0..SMALL {
-                            assert!(got[at(k)..][..700] == text(LEN, i)[at(k)..][..700], "{i}: {k}");
+                            assert!(
+                                got[at(k)..][..700] == text(LEN, i)[at(k)..][..700],
+                                "{i}: {k}"
+                            );
                         }
                     }
                 }

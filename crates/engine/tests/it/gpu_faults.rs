@@ -99,14 +99,17 @@ apart! {
             };
             if initiators {
                 assert_eq!(error.code(), 28, "{error}");
-                says(&error, &[
-                    &subject,
-                    sides.two.target.name(),
-                    "answered 700 CUDA_ERROR_ILLEGAL_ADDRESS",
-                    "a kernel of this process failed earlier",
-                    "start the process anew; host memory still moves",
-                    "the content of the destination is undefined",
-                ]);
+                says(
+                    &error,
+                    &[
+                        &subject,
+                        sides.two.target.name(),
+                        "answered 700 CUDA_ERROR_ILLEGAL_ADDRESS",
+                        "a kernel of this process failed earlier",
+                        "start the process anew; host memory still moves",
+                        "the content of the destination is undefined",
+                    ],
+                );
                 assert!(!error.is_retryable());
             } else {
                 // The protocol has no words for it: a WRITE's answer does not come, a READ's neither, or a refusal.
@@ -131,7 +134,8 @@ apart! {
             let host = buffer(text(MIB, 4));
             if initiators {
                 let request = host.request(Op::Write, 0, remote.addr, MIB).unwrap();
-                end(&sides.two.segment.submit_owned(&[request], within(ms(8000))).unwrap()).unwrap();
+                end(&sides.two.segment.submit_owned(&[request], within(ms(8000))).unwrap())
+                    .unwrap();
                 assert!(remote.read(0, MIB) == text(MIB, 4));
             }
             let ((), took) = timed(|| sides.two.initiator.close());
@@ -170,7 +174,8 @@ apart! {
         let (local, remote) = (sides.here.alloc(8 * MIB), sides.there.alloc(8 * MIB));
         local.lend(&sides.two.initiator);
         remote.lend(&sides.two.target);
-        for (op, call) in [(Op::Write, "cuMemcpyDtoHAsync_v2"), (Op::Read, "cuMemcpyHtoDAsync_v2")] {
+        for (op, call) in [(Op::Write, "cuMemcpyDtoHAsync_v2"), (Op::Read, "cuMemcpyHtoDAsync_v2")]
+        {
             for (code, name) in NAMES {
                 for nth in [1, 2, 5, 7] {
                     sides.here.control.inject(call, nth, 1, code);
@@ -201,7 +206,8 @@ apart! {
         let (local, remote) = (sides.here.alloc(8 * MIB), sides.there.alloc(8 * MIB));
         local.lend(&sides.two.initiator);
         remote.lend(&sides.two.target);
-        for (op, call) in [(Op::Write, "cuMemcpyHtoDAsync_v2"), (Op::Read, "cuMemcpyDtoHAsync_v2")] {
+        for (op, call) in [(Op::Write, "cuMemcpyHtoDAsync_v2"), (Op::Read, "cuMemcpyDtoHAsync_v2")]
+        {
             for (code, _) in NAMES {
                 for nth in [1, 2, 5, 7] {
                     sides.there.control.inject(call, nth, 1, code);
@@ -251,8 +257,12 @@ apart! {
         for i in 0..5 {
             sides.here.control.set("latency_ns", 30_000_000);
             sides.here.control.inject("cuEventRecord", 1, 1, 1);
-            let error = sides.two.run(vec![local.request(Op::Read, 0, remote.addr, 1000)]).unwrap_err();
-            says(&error, &["recording an event", "cuEventRecord answered 1 CUDA_ERROR_INVALID_VALUE"]);
+            let error =
+                sides.two.run(vec![local.request(Op::Read, 0, remote.addr, 1000)]).unwrap_err();
+            says(
+                &error,
+                &["recording an event", "cuEventRecord answered 1 CUDA_ERROR_INVALID_VALUE"],
+            );
             local.fill(0x5a);
             sides.two.run(vec![spare.request(Op::Read, 0, remote.addr, 1000)]).unwrap();
             assert!(local.is_all(0x5a), "bytes came after the end");
@@ -338,7 +348,8 @@ apart! {
             assert!(eight(&sides, op, &local, &remote).failures().is_empty());
         }
         assert_eq!(sides.here.control.count("pinned_bytes"), (64 + 96) << 20);
-        let request: Vec<Request> = (0..1000).map(|i| local.request(Op::Write, i, remote.addr, 9)).collect();
+        let request: Vec<Request> =
+            (0..1000).map(|i| local.request(Op::Write, i, remote.addr, 9)).collect();
         sides.two.run(request).unwrap();
         sides.are_whole();
     }

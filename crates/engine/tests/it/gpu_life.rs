@@ -24,7 +24,9 @@ apart! {
                     sim.control.capture_begin(streams[0], 0).unwrap();
                     begun.wait();
                     done.wait();
-                    sim.control.capture_end(streams[0]).unwrap_or_else(|code| panic!("{name}: {code}"));
+                    sim.control
+                        .capture_end(streams[0])
+                        .unwrap_or_else(|code| panic!("{name}: {code}"));
                 });
                 begun.wait();
                 // The first use of a device, its slots and streams among it.
@@ -32,8 +34,11 @@ apart! {
                 blocks[0].lend(&two.initiator);
                 blocks[1].lend(&two.target);
                 for (op, seed) in [(Op::Write, 1), (Op::Read, 2)] {
-                    let (from, to) =
-                        if op == Op::Write { (&blocks[0], &blocks[1]) } else { (&blocks[1], &blocks[0]) };
+                    let (from, to) = if op == Op::Write {
+                        (&blocks[0], &blocks[1])
+                    } else {
+                        (&blocks[1], &blocks[0])
+                    };
                     from.write(0, text(3 * MIB, seed));
                     two.run(vec![blocks[0].request(op, 0, blocks[1].addr, 3 * MIB)]).unwrap();
                     assert!(to.read(0, 3 * MIB) == text(3 * MIB, seed), "{name}");
@@ -116,7 +121,8 @@ apart! {
                 assert!(took < ms(2000), "{took:?}");
                 // A new engine moves host memory, and says why it moves no other.
                 let fresh = Two::new(&sim.config());
-                let (here, there) = (HostBuffer::zeroed(MIB).unwrap(), HostBuffer::zeroed(MIB).unwrap());
+                let (here, there) =
+                    (HostBuffer::zeroed(MIB).unwrap(), HostBuffer::zeroed(MIB).unwrap());
                 fresh.target.register_buffer(&there, &Default::default()).unwrap();
                 here.write(0, text(MIB, 1));
                 let move_it = here.request(Op::Write, 0, there.addr(), MIB).unwrap();

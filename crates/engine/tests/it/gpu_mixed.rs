@@ -190,14 +190,18 @@ apart! {
 
 apart! {
     fn one_batch_may_be_over_memory_of_three_vendors() {
-        let sims =
-            [Sim::cuda(), Sim::new(Vendor::Hip, &["libamdhip64.so.6"]), Sim::every().swap_remove(3)];
+        let sims = [
+            Sim::cuda(),
+            Sim::new(Vendor::Hip, &["libamdhip64.so.6"]),
+            Sim::every().swap_remove(3),
+        ];
         let config = sims.iter().fold(Config::default(), |config, sim| sim.add_to(config));
         let two = Two::new(&config);
         let all = |seed| -> Vec<_> {
-            let each = sims.iter().enumerate().flat_map(|(i, sim)| {
-                [0, 1].map(|device| (seed + 2 * i + device, sim, device))
-            });
+            let each = sims
+                .iter()
+                .enumerate()
+                .flat_map(|(i, sim)| [0, 1].map(|device| (seed + 2 * i + device, sim, device)));
             each.map(|(seed, sim, device)| {
                 let block = sim.alloc_on(device as u32, Stretch::LEN, Memory::Device);
                 Stretch::new(Kind::Device(block), seed)

@@ -145,7 +145,10 @@ apart! {
         ordered.remote.fill(2);
         let error = ordered.submit(Op::Write, true, LONG).unwrap_err();
         assert_eq!(error.code(), 27, "{error}");
-        says(&error, &["hipLaunchHostFunc", "libamdhip64.so.5", "a newer version of the HIP library has it"]);
+        says(
+            &error,
+            &["hipLaunchHostFunc", "libamdhip64.so.5", "a newer version of the HIP library has it"],
+        );
         end(&ordered.submit(Op::Write, false, LONG).unwrap()).unwrap();
         assert!(ordered.remote.is_all(1));
         let stats = ordered.two.initiator.stats();
@@ -185,7 +188,8 @@ apart! {
 apart! {
     fn a_batch_that_waits_for_its_stream_ends_when_it_has_to() {
         for call in ["", "cuStreamWaitValue32_v2"] {
-            for (how, code) in [("deadline", 13), ("cancel", 14), ("unregister", 15), ("close", 23)] {
+            for (how, code) in [("deadline", 13), ("cancel", 14), ("unregister", 15), ("close", 23)]
+            {
                 let sim = Sim::cuda();
                 sim.control.inject(call, 1, 0, 801);
                 let ordered = Ordered::new(&sim, MIB);
@@ -202,7 +206,9 @@ apart! {
                         "close" => two.initiator.close(),
                         _ => {}
                     }
-                    batch.wait_timeout(ms(1000)).expect("it is final before its stream has come to it")
+                    batch
+                        .wait_timeout(ms(1000))
+                        .expect("it is final before its stream has come to it")
                 });
                 let error = result.unwrap_err();
                 assert_eq!(error.code(), code, "{how}: {error}");
@@ -230,7 +236,8 @@ apart! {
             let Ordered { local, stream, two, .. } = &ordered;
             // Nobody has registered it.
             let request = local.request(Op::Write, 0, 4096, 100);
-            let batch = submit(&two.segment, vec![request], behind(&sim, *stream, true, LONG)).unwrap();
+            let batch =
+                submit(&two.segment, vec![request], behind(&sim, *stream, true, LONG)).unwrap();
             let ((), took) = timed(|| ordered.wait());
             assert_eq!(batch.result().expect("it is final").unwrap_err().code(), 9);
             assert!(took < ms(2000), "{took:?}");
@@ -298,7 +305,9 @@ apart! {
             ordered.local.fill(1);
             kernel(&other, stream, 7, 60);
             let batch = ordered.submit(Op::Write, true, LONG).unwrap();
-            eventually("the kernel is done", || other.is_all(7) || batch.poll() != BatchState::Running);
+            eventually("the kernel is done", || {
+                other.is_all(7) || batch.poll() != BatchState::Running
+            });
             assert!(other.is_all(7), "{}: it did not wait", sim.file.display());
             end(&batch).unwrap();
             ordered.wait();
@@ -362,13 +371,18 @@ apart! {
                     let part = ordered.local.part(t * MIB, MIB);
                     for round in 1..30_u8 {
                         kernel(&part, stream, round, 1);
-                        let request = part.request(Op::Write, 0, ordered.remote.addr + (t * MIB) as u64, MIB);
+                        let request =
+                            part.request(Op::Write, 0, ordered.remote.addr + (t * MIB) as u64, MIB);
                         let options = behind(sim, stream, true, LONG);
                         let batch = submit(&ordered.two.segment, vec![request], options).unwrap();
                         kernel(&part, stream, 0, 0);
                         end(&batch).unwrap();
                         let got = ordered.remote.read(t * MIB, MIB);
-                        assert!(got == vec![round; MIB], "thread {t}, round {round}: {:?}", &got[..4]);
+                        assert!(
+                            got == vec![round; MIB],
+                            "thread {t}, round {round}: {:?}",
+                            &got[..4]
+                        );
                     }
                     // A kernel that never comes to its end on one stream is no matter to the others.
                     if t == 0 {

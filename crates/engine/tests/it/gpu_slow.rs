@@ -124,7 +124,12 @@ apart! {
                     Op::Write => raw.send(text(sent, 1)),
                     Op::Read => assert_eq!(raw.answer(), Answer::Applied),
                 }
-                if close { drop(raw) } else { raw.half_close(); drop(raw) }
+                if close {
+                    drop(raw)
+                } else {
+                    raw.half_close();
+                    drop(raw)
+                }
                 // Its connection is closed, so nobody has to be waited for and nothing is revoked.
                 let (result, took) = timed(|| target.unregister(block.addr));
                 result.unwrap();
@@ -175,7 +180,8 @@ apart! {
             for round in 0..4 {
                 for op in [Op::Write, Op::Read] {
                     let bytes = text(3 * MIB, round);
-                    let (from, to) = if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
+                    let (from, to) =
+                        if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
                     from.write(0, bytes);
                     let request = local.request(op, 0, remote.addr, 3 * MIB);
                     let (result, took) = timed(|| {
@@ -193,7 +199,8 @@ apart! {
             let own = two.target.open(two.target.name()).unwrap();
             let host = HostBuffer::zeroed(MIB).unwrap();
             let request = host.request(Op::Read, 0, remote.addr, MIB).unwrap();
-            let (result, took) = timed(|| own.submit_owned(&[request], within(ms(8000))).unwrap().wait());
+            let (result, took) =
+                timed(|| own.submit_owned(&[request], within(ms(8000))).unwrap().wait());
             result.unwrap_or_else(|e| panic!("{slots} slots, {count} strangers: {e}"));
             assert!(took < ms(2000), "{took:?}");
             // Whoever reads at last gets what it asked for.
@@ -295,7 +302,8 @@ apart! {
         let mut config = sim.add_to(lanes(4, 1));
         (config.staging_slots, config.staging_slot_bytes) = (2, 64 << 10);
         config.lane_idle_probe = Duration::from_secs(600);
-        let (cancelled, good) = (Fake::new(|mut link| link.serve()), Fake::new(|mut link| link.serve()));
+        let (cancelled, good) =
+            (Fake::new(|mut link| link.serve()), Fake::new(|mut link| link.serve()));
         let e = engine(config);
         let segments = [&cancelled, &good].map(|fake| e.open(&fake.name()).unwrap());
         // More than two lanes take on, so that the others wait.
@@ -342,7 +350,8 @@ apart! {
             let good = Fake::new(|mut link| link.serve());
             let e = engine(config);
             let block = sim.alloc(8 * MIB);
-            let (to_silent, to_good) = (e.open(&silent.name()).unwrap(), e.open(&good.name()).unwrap());
+            let (to_silent, to_good) =
+                (e.open(&silent.name()).unwrap(), e.open(&good.name()).unwrap());
             let mut stuck = Vec::new();
             eventually("all lanes are answered", || {
                 let request = block.request(Op::Read, 0, BASE, 8 * MIB);
@@ -352,9 +361,8 @@ apart! {
             let other = sim.alloc(4 * MIB);
             for _ in 0..5 {
                 let request = other.request(Op::Read, 0, BASE, 4 * MIB);
-                let (result, took) = timed(|| {
-                    end(&submit(&to_good, vec![request], within(ms(8000))).unwrap())
-                });
+                let (result, took) =
+                    timed(|| end(&submit(&to_good, vec![request], within(ms(8000))).unwrap()));
                 result.unwrap();
                 assert!(took < ms(1500), "{slots} slots: {took:?}");
                 assert!(other.read(0, 4 * MIB) == memory(BASE, 4 * MIB as u64));
@@ -395,9 +403,8 @@ apart! {
             eventually("it stalls", || deaf.has_unread());
             for _ in 0..5 {
                 let request = block.request(Op::Write, 0, BASE, 4 * MIB);
-                let (result, took) = timed(|| {
-                    end(&submit(&to_good, vec![request], within(ms(8000))).unwrap())
-                });
+                let (result, took) =
+                    timed(|| end(&submit(&to_good, vec![request], within(ms(8000))).unwrap()));
                 result.unwrap();
                 assert!(took < ms(1500), "{slots} slots: {took:?}");
             }

@@ -1,4 +1,5 @@
-//! Transfers of device memory that are cancelled, time out or lose their buffers at random moments: whatever is final is at rest.
+//! Transfers of device memory that are cancelled, time out or lose their buffers at random moments:
+//! whatever is final is at rest.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -75,7 +76,8 @@ apart! {
                             local.write(0, text(ROOM, round));
                             let list = requests(op, &local, from, len, count);
                             let how = dice.roll(4);
-                            let timeout = if how == 0 { ms(1 + dice.roll(4) as u64) } else { ms(8000) };
+                            let timeout =
+                                if how == 0 { ms(1 + dice.roll(4) as u64) } else { ms(8000) };
                             let batch = submit(&two.segment, list, within(timeout)).unwrap();
                             if how == 1 {
                                 spin(dice.roll(3000));
@@ -86,7 +88,9 @@ apart! {
                             }
                             assert_ne!(batch.poll(), BatchState::Running);
                             if batch.poll() == BatchState::Completed && op == Op::Read {
-                                assert!(local.read(0, len * count) == text(6 * ROOM, 1)[..len * count]);
+                                assert!(
+                                    local.read(0, len * count) == text(6 * ROOM, 1)[..len * count]
+                                );
                             }
                             local.fill(0x5a);
                             flush(two, &spare, remote.addr + (5 * ROOM) as u64);

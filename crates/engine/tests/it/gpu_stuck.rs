@@ -74,12 +74,16 @@ apart! {
                     Op::Write => format!("WRITE of {len} bytes to {:#x} at ", remote.addr),
                     Op::Read => format!("READ of {len} bytes from {:#x} at ", remote.addr),
                 };
-                says(&error, &[
-                    &subject,
-                    sides.two.target.name(),
-                    "a copy on cuda:1 does not end; its buffers stay registered, and may be read or written until it does",
-                    "look for a kernel or a driver that hangs, and end the process",
-                ]);
+                says(
+                    &error,
+                    &[
+                        &subject,
+                        sides.two.target.name(),
+                        "a copy on cuda:1 does not end; its buffers stay registered",
+                    "may be read or written until it does",
+                        "look for a kernel or a driver that hangs, and end the process",
+                    ],
+                );
                 assert!(!error.is_retryable());
                 assert!(took >= ms(400) && took < ms(400 + 60 + 250), "{op:?}: {took:?}");
                 sides.here.control.heal();
@@ -202,7 +206,11 @@ apart! {
             let buffer = sides.two.initiator.device_buffer(device, MIB).unwrap();
             sides.here.control.set("hang", 1);
             let request = buffer.request(op, 0, remote.addr, MIB).unwrap();
-            let batch = sides.two.segment.submit_owned(std::slice::from_ref(&request), within(ms(300))).unwrap();
+            let batch = sides
+                .two
+                .segment
+                .submit_owned(std::slice::from_ref(&request), within(ms(300)))
+                .unwrap();
             assert_eq!(end(&batch).unwrap_err().code(), 29);
             drop((request, batch, buffer));
             // What is freed is freed before the next is allocated, and waits for the device.
@@ -264,7 +272,8 @@ apart! {
 }
 
 apart! {
-    /// One copy hangs for a while, and others of its direction behind it; the ring is smaller meanwhile, and whole afterwards.
+    /// One copy hangs for a while, and others of its direction behind it; the ring is smaller meanwhile, and whole
+    /// afterwards.
     fn slots_of_hung_copies_come_back_when_they_end() {
         let sides = Sides::new();
         let (local, remote) = sides.blocks(16 * MIB);

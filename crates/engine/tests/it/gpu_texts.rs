@@ -135,7 +135,14 @@ apart! {
         for (code, words) in [
             (100, ["shows no device", "cuInit answered 100 CUDA_ERROR_NO_DEVICE", "nvidia-smi"]),
             (803, ["could not be initialised", "cuInit answered 803", "reload the module"]),
-            (999, ["could not be initialised", "cuInit answered 999 CUDA_ERROR_UNKNOWN", "driver 13.0"]),
+            (
+                999,
+                [
+                    "could not be initialised",
+                    "cuInit answered 999 CUDA_ERROR_UNKNOWN",
+                    "driver 13.0",
+                ],
+            ),
             (34, ["could not be initialised", "cuInit answered 34", "install the driver"]),
         ] {
             let sim = Sim::cuda();
@@ -147,11 +154,17 @@ apart! {
             host_memory_moves(&sim.config());
             assert_eq!(sim.control.calls("cuInit"), 1, "it is slow, and leaks: never again");
         }
-        for sim in [Sim::every().swap_remove(1), Sim::every().swap_remove(3), Sim::every().swap_remove(5)] {
+        for sim in
+            [Sim::every().swap_remove(1), Sim::every().swap_remove(3), Sim::every().swap_remove(5)]
+        {
             sim.control.set("init_error", 100);
             let e = engine(sim.config());
             let name = sim.file.display().to_string();
-            refused(&e, sim.device(0), &["cannot be used", &name, "shows no device", "answered 100"]);
+            refused(
+                &e,
+                sim.device(0),
+                &["cannot be used", &name, "shows no device", "answered 100"],
+            );
             drop(e);
             host_memory_moves(&sim.config());
         }
@@ -188,7 +201,9 @@ apart! {
 apart! {
     /// Nothing is set: the framework's copy is taken.
     fn a_library_that_the_process_uses_is_found_without_a_word() {
-        for sim in [Sim::cuda(), Sim::new(Vendor::Hip, &["libamdhip64.so.6"]), Sim::every().swap_remove(3)] {
+        for sim in
+            [Sim::cuda(), Sim::new(Vendor::Hip, &["libamdhip64.so.6"]), Sim::every().swap_remove(3)]
+        {
             let two = Two::new(&Config::default());
             let (local, remote) = (sim.alloc(MIB), sim.alloc(MIB));
             // SAFETY: it stays allocated.
@@ -248,7 +263,11 @@ apart! {
         let off = "no GPU library was looked for: because of TENSORFERRY_GPU=off; set it to auto";
         bad_address(&config, block.addr, &[off]);
         config.gpu.choice = Choice::Only(Vendor::Hip);
-        bad_address(&config, block.addr, &["no HIP library was found", "no other GPU library was looked for", "set it to auto"]);
+        bad_address(
+            &config,
+            block.addr,
+            &["no HIP library was found", "no other GPU library was looked for", "set it to auto"],
+        );
     }
 }
 

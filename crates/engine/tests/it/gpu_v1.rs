@@ -28,9 +28,13 @@ apart! {
             for sim in [&here, &there] {
                 sim.control.set("latency_ns", 2_000_000);
             }
-            for (i, len) in [1, 511, 16 << 10, SLOT - 1, SLOT + 1, 3 * SLOT + 7, 17 * MIB].into_iter().enumerate() {
+            for (i, len) in [1, 511, 16 << 10, SLOT - 1, SLOT + 1, 3 * SLOT + 7, 17 * MIB]
+                .into_iter()
+                .enumerate()
+            {
                 for (op, seed) in [(Op::Write, i), (Op::Read, 50 + i)] {
-                    let (from, to) = if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
+                    let (from, to) =
+                        if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
                     from.write(0, text(len, seed));
                     two.run(vec![local.request(op, 0, remote.addr, len)]).unwrap();
                     assert!(to.read(0, len) == text(len, seed), "{op:?} of {len} bytes");
@@ -38,10 +42,12 @@ apart! {
             }
             // Several at once, each on a connection of its own.
             for (op, seed) in [(Op::Write, 7), (Op::Read, 8)] {
-                let (from, to) = if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
+                let (from, to) =
+                    if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
                 from.write(0, text(16 * MIB, seed));
                 to.fill(0);
-                let one = |i: usize| local.request(op, i * MIB, remote.addr + (i * MIB) as u64, MIB - 1);
+                let one =
+                    |i: usize| local.request(op, i * MIB, remote.addr + (i * MIB) as u64, MIB - 1);
                 two.run((0..16).map(one).collect()).unwrap();
                 let got = to.read(0, 16 * MIB);
                 for i in 0..16 {
@@ -65,7 +71,9 @@ apart! {
         remote.lend(&two.target);
         there.control.set("latency_ns", 5_000_000);
         for len in [1, 1000, 20_000, 3 * MIB] {
-            for (op, call) in [(Op::Write, "cuMemcpyHtoDAsync_v2"), (Op::Read, "cuMemcpyDtoHAsync_v2")] {
+            for (op, call) in
+                [(Op::Write, "cuMemcpyHtoDAsync_v2"), (Op::Read, "cuMemcpyDtoHAsync_v2")]
+            {
                 for code in [1, 2, 999] {
                     // All of them: a READ that is lost is asked for again.
                     there.control.inject(call, 1, 0, code);
@@ -75,7 +83,8 @@ apart! {
                     let right = if op == Op::Write { 11 } else { 10 };
                     assert_eq!(error.code(), right, "{op:?} of {len} bytes: {error}");
                     there.control.heal();
-                    let (from, to) = if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
+                    let (from, to) =
+                        if op == Op::Write { (&local, &remote) } else { (&remote, &local) };
                     from.write(0, text(len, 3));
                     two.run(vec![request]).unwrap();
                     assert!(to.read(0, len) == text(len, 3));
@@ -107,7 +116,8 @@ apart! {
         let (here, there, two) = first_version(8);
         let (local, remote) = (here.alloc(3 * MIB), there.alloc(3 * MIB));
         remote.lend(&two.target);
-        for (op, call) in [(Op::Write, "cuMemcpyDtoHAsync_v2"), (Op::Read, "cuMemcpyHtoDAsync_v2")] {
+        for (op, call) in [(Op::Write, "cuMemcpyDtoHAsync_v2"), (Op::Read, "cuMemcpyHtoDAsync_v2")]
+        {
             for (len, nth) in [(1000, 1), (3 * MIB, 1), (3 * MIB, 3)] {
                 here.control.inject(call, nth, 1, 1);
                 let request = local.request(op, 0, remote.addr, len);
