@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::doctor::Requirement;
+use crate::doctor::{PATIENCE, Requirement};
 use crate::memory::Place;
 
 /// Moves tensors and KV-cache blocks between the memories of machines over plain TCP.
@@ -96,6 +96,9 @@ pub(crate) struct DoctorArgs {
     /// This makes a context on each of them, which takes hundreds of MiB of its memory until the program ends.
     #[arg(long = "move")]
     pub(crate) moving: bool,
+    /// How many seconds each vendor's GPU library may take to answer; one that takes longer is not used
+    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(PATIENCE), allow_negative_numbers = true)]
+    pub(crate) patience: Seconds,
     /// Print one JSON document instead of the tables; docs/doctor.md describes it
     #[arg(long)]
     pub(crate) json: bool,
@@ -210,6 +213,12 @@ impl FromStr for Seconds {
             Ok(secs) if (0.1..=86_400.0).contains(&secs) => Ok(Self(Duration::from_secs_f64(secs))),
             _ => Err(Unparsed("expected seconds from 0.1 to 86400, such as 10 or 0.5".into())),
         }
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_secs_f64().fmt(f)
     }
 }
 

@@ -1,14 +1,14 @@
 //! The program `tensorferry`, as a library: the binary and the Python package run the same [`main`].
 //!
-//! It only translates between people and the engine. It never ends the process by itself, and bad
-//! input is an exit code and a text on stderr, not a panic.
+//! It only translates between people and the engine. It does not end the process by itself, unless a
+//! GPU library hangs that its exit handlers would wait for; and bad input is an exit code and a text on
+//! stderr, not a panic.
 #![forbid(unsafe_code)]
 
 mod args;
 mod cpu;
 mod demo;
 mod doctor;
-mod environment;
 mod interrupt;
 mod machine;
 mod memory;
@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
 use clap::Parser;
-use tensorferry::LogLevel;
+use tensorferry::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::args::{Cli, Command};
@@ -50,7 +50,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             return told.exit_code();
         }
     };
-    let config = match environment::config() {
+    let config = match Config::from_env() {
         Ok(config) => config,
         Err(error) => {
             complain(&error);
@@ -69,6 +69,11 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
         Command::DemoTarget(args) => demo::serve(&args, config),
         Command::Doctor(args) => doctor::run(&args, &config),
     };
+    exit_code(outcome)
+}
+
+/// Says what went wrong, if something did.
+pub(crate) fn exit_code(outcome: anyhow::Result<()>) -> i32 {
     match outcome {
         Ok(()) => OK,
         Err(error) => {

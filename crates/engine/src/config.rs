@@ -233,6 +233,8 @@ impl Config {
                     "one of error, warning, info, debug, trace",
                     level(v).map(|level| self.log = level),
                 )?,
+                // The program's, which finds its simulator by it.
+                "SIMULATOR" => {}
                 _ => self.notices.push(Notice::Warning(format!(
                     "{name} is no setting of this version and has no effect; is it spelt right?"
                 ))),
@@ -479,6 +481,15 @@ mod tests {
         assert_eq!(c.transfer_timeout, Duration::from_millis(1500));
         assert_eq!(c.ports, PortRange { first: 21000, last: 21001 });
         assert!(c.notices.is_empty());
+    }
+
+    #[test]
+    fn a_name_of_ours_that_is_unknown_is_a_warning_and_the_programs_own_is_not() {
+        let c = from(&[("TENSORFERRY_SIMULATOR", "x.so"), ("TENSORFERRY_BINDD", "::")]).unwrap();
+        let warning = "TENSORFERRY_BINDD is no setting of this version and has no effect; is it spelt \
+                       right?";
+        assert_eq!(c.notices, [Notice::Warning(warning.into())]);
+        assert_eq!(Config { notices: Vec::new(), ..c }, Config::default());
     }
 
     #[test]

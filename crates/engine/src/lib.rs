@@ -45,8 +45,9 @@ mod transfer;
 /// GPU libraries and devices: what was looked for, what was found, and how it is named.
 pub mod gpu {
     pub use tensorferry_gpu::{
-        Api, Choice, DeviceId, DeviceInfo, Discovery, Failure, Found, GpuError, Location, Memory,
-        ParseError, Settings, State, StreamHandle, Tried, Vendor, Version, Versions,
+        Api, Choice, DeviceId, DeviceInfo, Discovery, Examined, Failure, Found, GpuError, Location,
+        Memory, ParseError, Settings, State, StreamHandle, Tried, Vendor, Version, Versions,
+        examine,
     };
 }
 

@@ -38,20 +38,21 @@ impl Vendor {
         }
     }
 
+    /// The vendor's name as people write it.
+    #[must_use]
+    pub fn spoken(self) -> &'static str {
+        match self {
+            Self::Cuda => "CUDA",
+            Self::Musa => "MUSA",
+            Self::Hip => "HIP",
+        }
+    }
+
     pub(crate) fn index(self) -> usize {
         match self {
             Self::Cuda => 0,
             Self::Musa => 1,
             Self::Hip => 2,
-        }
-    }
-
-    /// As people write it.
-    pub(crate) fn spoken(self) -> &'static str {
-        match self {
-            Self::Cuda => "CUDA",
-            Self::Musa => "MUSA",
-            Self::Hip => "HIP",
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::interface::{DeviceInfo, GpuRuntime};
 use crate::library::{self, Library};
 use crate::memory::Memory;
 use crate::runtime::Runtime;
+use crate::search::{Searched, search};
 use crate::settings::{Choice, Settings};
 use crate::state::{Found, State, Tried, Versions};
 
@@ -54,22 +55,25 @@ pub(crate) struct Table {
     outcome: Arc<Mutex<Option<State>>>,
 }
 
+/// What a library would need to be a vendor's.
+pub(crate) struct Lack {
+    pub(crate) why: String,
+    /// The function.
+    pub(crate) name: String,
+}
+
 /// The process in which a vendor's library was initialised through us; 0: none. Read without a
 /// lock, since a child of a fork inherits a locked one as such.
 static INITIALISED_IN: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 
 impl Table {
     /// The table of `library`, made at most once; the error is what is wrong with the library.
-    fn of(
+    pub(crate) fn of(
         vendor: Vendor,
         library: &'static Library,
         chosen: bool,
-    ) -> std::result::Result<Self, Box<State>> {
-        let unusable = |why: String, missing: Option<String>| {
-            let file = library.file().to_owned();
-            Box::new(State::Unusable { vendor, file, why, missing })
-        };
-        let lacks = |name: String| unusable(format!("it lacks the function {name}"), Some(name));
+    ) -> std::result::Result<Self, Lack> {
+        let lacks = |name: String| Lack { why: format!("it lacks the function {name}"), name };
         let api = match vendor {
             Vendor::Musa => Api::MusaRuntime,
             Vendor::Hip => Api::HipRuntime,
@@ -80,11 +84,12 @@ impl Table {
                     (true, true) if is_runtime_by_name(library) => Api::CudaRuntime,
                     (true, true) => Api::CudaDriver,
                     (false, false) if chosen => {
-                        return Err(unusable(
-                            "it has neither cuInit (a driver) nor cudaGetDeviceCount (a runtime)"
+                        return Err(Lack {
+                            why: "it has neither cuInit (a driver) nor cudaGetDeviceCount (a \
+                                  runtime)"
                                 .to_owned(),
-                            Some("cuInit".to_owned()),
-                        ));
+                            name: "cuInit".to_owned(),
+                        });
                     }
                     (false, false) => return Err(lacks("cuInit".to_owned())),
                 }
@@ -180,6 +185,8 @@ fn is_runtime_by_name(library: &Library) -> bool {
 /// What one engine knows about one vendor.
 struct Slot {
     state: State,
+    /// What was tried to come to it.
+    tried: Vec<Tried>,
     table: Option<Table>,
     /// Somebody asked for a device, so the answer is final.
     decided: bool,
@@ -223,6 +230,7 @@ impl Discovery {
         let slots = Vendor::ALL.map(|vendor| {
             Mutex::new(Slot {
                 state: State::NotLookedFor { vendor, choice },
+                tried: Vec::new(),
                 table: None,
                 decided: false,
                 generation: u64::MAX,
@@ -240,10 +248,25 @@ impl Discovery {
     /// What is known about each vendor now; nothing is looked for.
     #[must_use]
     pub fn states(&self) -> [State; 3] {
-        Vendor::ALL.map(|vendor| match self.closed(vendor) {
-            Some(state) => state,
-            None => self.slot(vendor).state.clone(),
-        })
+        Vendor::ALL.map(|vendor| self.state(vendor))
+    }
+
+    /// What is known about one of them.
+    pub(crate) fn state(&self, vendor: Vendor) -> State {
+        self.closed(vendor).unwrap_or_else(|| self.slot(vendor).state.clone())
+    }
+
+    /// Which files were tried when the vendor's library was looked for last, in order, and what came
+    /// of each; where one was taken, it is the last. Nothing is looked for.
+    ///
+    /// Where a file was chosen, it is the only one. A copy that the process has loaded comes first
+    /// otherwise, and if it can be used, or nobody needs the library yet, no name is tried.
+    #[must_use]
+    pub fn tried(&self, vendor: Vendor) -> Vec<Tried> {
+        match self.closed(vendor) {
+            Some(_) => Vec::new(),
+            None => self.slot(vendor).tried.clone(),
+        }
     }
 
     /// What the process has mapped of a vendor, and whether somebody has initialised it. Opens no
@@ -298,16 +321,6 @@ impl Discovery {
         Err(GpuError::NoSuchDevice { device, file: runtime.file().display().to_string(), count })
     }
 
-    /// Looks for every vendor that the settings allow, and initialises what is found: for reports
-    /// to people.
-    #[must_use]
-    pub fn examine(&self) -> [State; 3] {
-        Vendor::ALL.map(|vendor| match self.closed(vendor) {
-            Some(state) => state,
-            None => self.decide(vendor).0,
-        })
-    }
-
     /// The libraries that can be asked about an address of unknown kind: those in use by this
     /// process, and no other.
     #[must_use]
@@ -345,7 +358,7 @@ impl Discovery {
     }
 
     /// The state of a vendor that may not be looked for at all.
-    fn closed(&self, vendor: Vendor) -> Option<State> {
+    pub(crate) fn closed(&self, vendor: Vendor) -> Option<State> {
         let choice = self.settings.choice;
         if !choice.allows(vendor) {
             return Some(State::NotLookedFor { vendor, choice });
@@ -432,8 +445,10 @@ impl Discovery {
     /// Finds the library; whether it did. The state says which, or why not.
     fn locate(&self, vendor: Vendor, slot: &mut Slot, only_mapped: bool) -> bool {
         slot.generation = library::generation();
-        match self.search(vendor, only_mapped) {
+        let Searched { tried, found } = search(&self.settings, vendor, only_mapped);
+        match found {
             Ok(table) => {
+                slot.tried = tried;
                 slot.state = State::Mapped {
                     file: table.library.file().to_owned(),
                     api: table.backend.api(),
@@ -442,66 +457,13 @@ impl Discovery {
                 true
             }
             Err(Some(state)) => {
+                slot.tried = tried;
                 slot.state = *state;
                 false
             }
             // Nothing of it is mapped, and that was all we asked.
             Err(None) => false,
         }
-    }
-
-    fn search(
-        &self,
-        vendor: Vendor,
-        only_mapped: bool,
-    ) -> std::result::Result<Table, Option<Box<State>>> {
-        let mut tried = Vec::new();
-        let mut unusable = None;
-        let mut usable = |library, chosen| match Table::of(vendor, library, chosen) {
-            Ok(table) => Some(table),
-            Err(state) => {
-                unusable.get_or_insert(state);
-                None
-            }
-        };
-        let found = if let Some(file) = self.settings.library(vendor) {
-            if only_mapped {
-                library::open_mapped(file).and_then(|library| usable(library, true))
-            } else {
-                match library::open(file) {
-                    Ok(library) => usable(library, true),
-                    Err(answer) => {
-                        tried.push(answer);
-                        None
-                    }
-                }
-            }
-        } else {
-            let mapped = library::mapped(library::stems(vendor));
-            let mapped = mapped.iter().filter_map(|file| library::open_mapped(file));
-            let mut found = mapped.into_iter().find_map(|library| usable(library, false));
-            if found.is_none() && !only_mapped {
-                for name in library::names(vendor) {
-                    match library::open(name.as_ref()) {
-                        Ok(library) => found = usable(library, false),
-                        Err(answer) => tried.push(answer),
-                    }
-                    if found.is_some() {
-                        break;
-                    }
-                }
-            }
-            found
-        };
-        found.ok_or_else(|| {
-            let damaged = || tried.iter().find(|one| one.found).map(|one| damaged(vendor, one));
-            let state = unusable.or_else(damaged);
-            if only_mapped {
-                state
-            } else {
-                state.or(Some(Box::new(State::Missing { vendor, tried })))
-            }
-        })
     }
 }
 
@@ -516,12 +478,6 @@ impl Slot {
         let table = self.table.as_ref().filter(|_| matches!(self.state, State::Ready(_)))?;
         Some(table.backend.clone())
     }
-}
-
-/// A file that is there, and that the loader refuses.
-fn damaged(vendor: Vendor, tried: &Tried) -> Box<State> {
-    let (file, why) = (tried.name.clone(), tried.answer.clone());
-    Box::new(State::Unusable { vendor, file, why, missing: None })
 }
 
 #[cfg(test)]

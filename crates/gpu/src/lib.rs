@@ -23,11 +23,13 @@ mod device;
 mod discovery;
 mod elf;
 mod error;
+mod examine;
 mod interface;
 mod library;
 mod memory;
 mod queries;
 mod runtime;
+mod search;
 mod settings;
 mod state;
 mod symbols;
@@ -35,6 +37,7 @@ mod symbols;
 pub use device::{Api, DeviceId, Location, ParseError, Vendor};
 pub use discovery::Discovery;
 pub use error::{Failure, GpuError, Result};
+pub use examine::{Examined, examine};
 pub use interface::{
     Context, DeviceInfo, Entered, Event, GpuRuntime, HostFn, Pinned, RelaxedCapture, Stream,
     StreamHandle, Thread,

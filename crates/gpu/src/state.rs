@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::constants::{CUDA_VERSION_MAJOR, HIP_VERSION_MAJOR};
 use crate::device::{Api, Vendor};
@@ -10,14 +11,15 @@ use crate::error::Failure;
 use crate::interface::DeviceInfo;
 use crate::settings::Choice;
 
-/// One attempt to open a library.
+/// One attempt to find a vendor's library.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Tried {
     /// The name or path that was tried.
     pub name: PathBuf,
-    /// What the loader said.
+    /// What the loader said, or what the library lacks; `opened` or `loaded already` of the one that
+    /// was taken.
     pub answer: String,
-    /// There is such a file, and it could not be used.
+    /// There is such a file.
     pub found: bool,
 }
 
@@ -175,6 +177,16 @@ pub enum State {
         /// What it said.
         failure: Failure,
     },
+    /// The library has neither worked nor refused, and may never do: opening it, or its first call,
+    /// goes on.
+    NoAnswer {
+        /// Which vendor.
+        vendor: Vendor,
+        /// The library's file; `None`: it is not open yet.
+        file: Option<PathBuf>,
+        /// How long it was waited for.
+        after: Duration,
+    },
     /// A parent of this process initialised the library; no child can use it.
     Forked {
         /// Which vendor.
@@ -199,6 +211,7 @@ impl State {
             Self::DriverTooOld { .. } => "driver-too-old",
             Self::NoDevice { .. } => "no-device",
             Self::InitFailed { .. } => "init-failed",
+            Self::NoAnswer { .. } => "no-answer",
             Self::Forked { .. } => "forked",
             Self::Ready(_) => "ready",
         }
@@ -215,6 +228,7 @@ impl State {
             | Self::DriverTooOld { file, .. }
             | Self::NoDevice { file, .. }
             | Self::InitFailed { file, .. } => Some(file),
+            Self::NoAnswer { file, .. } => file.as_deref(),
             Self::Ready(found) => Some(&found.file),
         }
     }
@@ -319,6 +333,19 @@ impl fmt::Display for State {
                 file.display(),
                 failure.advice()
             ),
+            Self::NoAnswer { vendor, file, after } => {
+                write!(f, "{} does not answer: ", vendor.spoken())?;
+                match file {
+                    Some(file) => write!(f, "the first call of {}", file.display())?,
+                    None => f.write_str("opening its library, or another one before,")?,
+                }
+                write!(
+                    f,
+                    " has not ended within {after:?}; if the vendor's own tools hang, too, restart the \
+                     driver or the machine, and until then keep engines from it with \
+                     TENSORFERRY_GPU=off"
+                )
+            }
             Self::Forked { vendor, parent } => write!(
                 f,
                 "{} was taken into use before a fork, in process {parent}; start this process by \

@@ -95,6 +95,8 @@ pub(crate) fn initialise(core: &'static Core, by_runtime: bool) -> Done {
             return Err(INSUFFICIENT_DRIVER);
         }
     }
+    let delay = core.lock().config.init_delay_ns;
+    std::thread::sleep(Duration::from_nanos(delay));
     let mut state = core.lock();
     let mut code = state.config.init_error;
     if code == 0 && state.devices.is_empty() {

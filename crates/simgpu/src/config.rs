@@ -26,6 +26,8 @@ pub(crate) struct Config {
     /// What the host may do with device memory.
     pub(crate) access: Access,
     pub(crate) init_error: i32,
+    /// How long initialising takes, whatever it answers.
+    pub(crate) init_delay_ns: u64,
     pub(crate) driver_version: i32,
     /// Copies wait as long as this is set.
     pub(crate) hang: bool,
@@ -48,6 +50,7 @@ impl Default for Config {
             latency_ns: 8_000,
             access: Access::None,
             init_error: 0,
+            init_delay_ns: 0,
             driver_version: 13_000,
             hang: false,
             hang_after: u64::MAX,
@@ -95,6 +98,9 @@ impl Config {
         if let Some(code) = number("SIMGPU_INIT_ERROR", 0, 9999)? {
             config.init_error = code as i32;
         }
+        if let Some(delay) = number("SIMGPU_INIT_DELAY_NS", 0, 3_600_000_000_000)? {
+            config.init_delay_ns = delay;
+        }
         if let Some(version) = number("SIMGPU_DRIVER_VERSION", 1, 99_999)? {
             config.driver_version = version as i32;
         }
@@ -133,6 +139,7 @@ impl Config {
             "pageable_bytes_per_second" => self.pageable_rate = value,
             "latency_ns" => self.latency_ns = value,
             "init_error" => self.init_error = value as i32,
+            "init_delay_ns" => self.init_delay_ns = value,
             "hang" => self.hang = value != 0,
             "hang_after" => self.hang_after = value,
             "sticky" => self.sticky = value as i32,
@@ -160,11 +167,12 @@ mod tests {
             ("SIMGPU_DEVICES", "8"),
             ("SIMGPU_D2H_BYTES_PER_SECOND", "500000000"),
             ("SIMGPU_ACCESS", "host"),
+            ("SIMGPU_INIT_DELAY_NS", "5000000000"),
             ("SIMGPU_FAIL", "cuInit:*:100, cuMemAlloc_v2:3:2"),
         ])
         .unwrap();
         assert_eq!((config.devices, config.rate), (8, [0, 500_000_000, 0]));
-        assert_eq!(config.access, Access::ReadWrite);
+        assert_eq!((config.access, config.init_delay_ns), (Access::ReadWrite, 5_000_000_000));
         let faults: Vec<_> = config.faults.iter().map(|f| (&f.call[..], f.pass, f.code)).collect();
         assert_eq!(faults, [("cuInit", 0, 100), ("cuMemAlloc_v2", 2, 2)]);
     }

@@ -11,8 +11,6 @@ use anyhow::{Context, Result, ensure};
 use tensorferry::Config;
 use tensorferry::gpu::Vendor;
 
-use crate::environment::SIMULATOR;
-
 /// The copies; their folder is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Simulator {
@@ -20,6 +18,8 @@ pub(crate) struct Simulator {
     files: Vec<(Vendor, PathBuf)>,
 }
 
+/// The variable that says where the library is.
+const SIMULATOR: &str = "TENSORFERRY_SIMULATOR";
 /// What Cargo calls the library.
 const LIBRARY: &str = "libtensorferry_simgpu.so";
 /// A function that every version of it has, and no vendor's library.

@@ -1,7 +1,9 @@
 //! What became of each vendor's library, and the devices that it shows.
 
+use std::time::Duration;
+
 use serde::Serialize;
-use tensorferry::gpu::{self, Choice, DeviceInfo, Settings, State};
+use tensorferry::gpu::{self, Choice, DeviceInfo, Examined, Settings, State};
 
 /// All vendors, in the order in which they are asked.
 #[derive(Debug, Serialize)]
@@ -34,6 +36,9 @@ pub(super) struct Vendor {
     pub(super) devices: Vec<Device>,
     #[serde(skip)]
     pub(super) of: gpu::Vendor,
+    /// It has not answered, and whoever asks it hangs.
+    #[serde(skip)]
+    hangs: bool,
 }
 
 /// A setting that is not at its default.
@@ -43,12 +48,12 @@ pub(super) struct Setting {
     pub(super) value: String,
 }
 
-/// A file that was looked for, and what the loader said.
+/// A file that was looked for, and what came of it.
 #[derive(Debug, Serialize)]
 pub(super) struct Tried {
     pub(super) name: String,
     pub(super) answer: String,
-    /// It is there, and could not be used.
+    /// There is such a file.
     found: bool,
 }
 
@@ -77,12 +82,23 @@ pub(super) struct Device {
 }
 
 impl Gpus {
-    pub(super) fn new(settings: &Settings, states: &[State; 3]) -> Self {
-        let all = gpu::Vendor::ALL.into_iter().zip(states);
+    /// What is found of each vendor within `patience`.
+    pub(super) fn look(settings: &Settings, patience: Duration) -> Self {
+        let one = |vendor| Vendor::new(vendor, &gpu::examine(settings, vendor, patience), settings);
         Self {
             choice: settings.choice.to_string(),
-            vendors: all.map(|(vendor, state)| Vendor::new(vendor, state, settings)).collect(),
+            vendors: gpu::Vendor::ALL.into_iter().map(one).collect(),
         }
+    }
+
+    /// Whether a library does not answer.
+    pub(super) fn hang(&self) -> bool {
+        self.vendors.iter().any(|vendor| vendor.hangs)
+    }
+
+    /// Whether one is still being opened: until that ends, no thread of this process gets past the loader to begin.
+    pub(super) fn is_opening(&self) -> bool {
+        self.vendors.iter().any(|vendor| vendor.hangs && vendor.file.is_none())
     }
 
     /// All devices that can be used.
@@ -92,7 +108,8 @@ impl Gpus {
 }
 
 impl Vendor {
-    fn new(vendor: gpu::Vendor, state: &State, settings: &Settings) -> Self {
+    fn new(vendor: gpu::Vendor, examined: &Examined, settings: &Settings) -> Self {
+        let state = &examined.state;
         let found = state.ready();
         let (api, versions) = interface(state).unzip();
         let version = |of: fn(gpu::Versions) -> Option<gpu::Version>| {
@@ -106,7 +123,7 @@ impl Vendor {
             usable: !devices.is_empty(),
             text: state.to_string(),
             settings: forcing(vendor, settings),
-            tried: tried(state),
+            tried: examined.tried.iter().map(Tried::new).collect(),
             file: state.file().map(|file| file.display().to_string()),
             api: api.map(|api| api.to_string()),
             driver_version: version(|versions| versions.driver),
@@ -116,12 +133,8 @@ impl Vendor {
             absent_functions: found.map(|found| found.absent.clone()).unwrap_or_default(),
             devices,
             of: vendor,
+            hangs: matches!(state, State::NoAnswer { .. }),
         }
-    }
-
-    /// The vendor's name as people write it.
-    pub(super) fn spoken(&self) -> String {
-        self.vendor.to_uppercase()
     }
 }
 
@@ -149,20 +162,20 @@ fn interface(state: &State) -> Option<(gpu::Api, gpu::Versions)> {
     }
 }
 
-fn tried(state: &State) -> Vec<Tried> {
-    let State::Missing { tried, .. } = state else { return Vec::new() };
-    let one = |one: &gpu::Tried| Tried {
-        name: one.name.display().to_string(),
-        answer: one.answer.clone(),
-        found: one.found,
-    };
-    tried.iter().map(one).collect()
-}
-
 fn missing_function(state: &State) -> Option<String> {
     match state {
         State::Unusable { missing, .. } => missing.clone(),
         _ => None,
+    }
+}
+
+impl Tried {
+    fn new(tried: &gpu::Tried) -> Self {
+        Self {
+            name: tried.name.display().to_string(),
+            answer: tried.answer.clone(),
+            found: tried.found,
+        }
     }
 }
 
@@ -208,8 +221,8 @@ fn uuid_text(uuid: [u8; 16]) -> String {
 mod tests {
     use super::*;
 
-    fn state(state: State) -> Vendor {
-        Vendor::new(gpu::Vendor::Cuda, &state, &Settings::default())
+    fn examined(state: State, tried: Vec<gpu::Tried>) -> Vendor {
+        Vendor::new(gpu::Vendor::Cuda, &Examined { state, tried }, &Settings::default())
     }
 
     #[test]
@@ -219,8 +232,9 @@ mod tests {
             answer: format!("{name}: no"),
             found: false,
         });
-        let vendor =
-            state(State::Missing { vendor: gpu::Vendor::Cuda, tried: tried.clone().into() });
+        let tried = tried.to_vec();
+        let missing = State::Missing { vendor: gpu::Vendor::Cuda, tried: tried.clone() };
+        let vendor = examined(missing, tried);
         assert_eq!((vendor.state, vendor.usable, vendor.tried.len()), ("missing", false, 2));
         assert_eq!(vendor.tried[1].answer, "b.so: no");
         assert!(vendor.text.contains("TENSORFERRY_CUDA_LIBRARY"), "{}", vendor.text);
@@ -229,12 +243,13 @@ mod tests {
 
     #[test]
     fn a_function_that_is_not_there_is_named() {
-        let vendor = state(State::Unusable {
+        let unusable = State::Unusable {
             vendor: gpu::Vendor::Cuda,
             file: "x.so".into(),
             why: "it lacks the function cuInit".into(),
             missing: Some("cuInit".into()),
-        });
+        };
+        let vendor = examined(unusable, Vec::new());
         assert_eq!(vendor.missing_function.as_deref(), Some("cuInit"));
         assert_eq!(vendor.file.as_deref(), Some("x.so"));
     }

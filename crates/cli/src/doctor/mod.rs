@@ -12,11 +12,12 @@ mod text;
 use std::fmt;
 use std::io::{self, Write};
 use std::str::FromStr;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use tensorferry::Config;
-use tensorferry::gpu::{self, Discovery};
+use tensorferry::gpu;
 
 use crate::args::DoctorArgs;
 use crate::machine::Machine;
@@ -63,22 +64,30 @@ pub(crate) struct Document {
     proofs: Vec<Proof>,
 }
 
+/// How long each vendor's library may take to answer if nobody says: some drivers need seconds for each device.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Prints what was found.
 ///
 /// # Errors
 /// Host memory does not move, or what was required does not.
 pub(crate) fn run(args: &DoctorArgs, config: &Config) -> Result<()> {
-    let document = Document::examine(config, &args.require, args.moving);
+    let document = Document::examine(config, &args.require, args.moving, args.patience.duration());
     let text =
         if args.json { serde_json::to_string_pretty(&document)? } else { document.to_string() };
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{}", text.trim_end())
-        .and_then(|()| stdout.flush())
-        .context("stdout cannot be written")?;
-    if !document.problems.is_empty() {
-        bail!("{}", document.problems.join("\ntensorferry: "))
+    let printed = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
+    let outcome = match &document.problems[..] {
+        _ if printed.is_err() => printed.context("stdout cannot be written"),
+        [] => Ok(()),
+        problems => Err(anyhow!("{}", problems.join("\ntensorferry: "))),
+    };
+    if document.gpu.hang() {
+        // The exit handlers of a library may wait for its call that does not end, and the loader's for one that is
+        // being opened.
+        signal_hook::low_level::exit(crate::exit_code(outcome));
     }
-    Ok(())
+    outcome
 }
 
 /// The document for Python: with the settings of its process's environment.
@@ -86,21 +95,21 @@ pub(crate) fn run(args: &DoctorArgs, config: &Config) -> Result<()> {
 /// # Errors
 /// A malformed setting, or a requirement that is none.
 pub(crate) fn document(require: &[String], moving: bool) -> Result<String> {
-    let config = crate::environment::config()?;
+    let config = Config::from_env()?;
     let require: Vec<Requirement> = require
         .iter()
         .map(|text| text.parse().with_context(|| format!("{text:?} cannot be required")))
         .collect::<Result<_>>()?;
-    Ok(serde_json::to_string(&Document::examine(&config, &require, moving))?)
+    Ok(serde_json::to_string(&Document::examine(&config, &require, moving, PATIENCE))?)
 }
 
 impl Document {
-    pub(crate) fn examine(config: &Config, require: &[Requirement], moving: bool) -> Self {
-        let states = Discovery::new(config.gpu.clone()).examine();
-        let gpu = Gpus::new(&config.gpu, &states);
+    fn examine(config: &Config, require: &[Requirement], moving: bool, patience: Duration) -> Self {
         let sockets = Sockets::look(config);
         let addresses = Addresses::look(config);
         let mut proofs = vec![proof::prove(config, Place::Host)];
+        // Only now, since a library that hangs can take the whole process along.
+        let gpu = Gpus::look(&config.gpu, patience);
         let mut problems = Vec::new();
         if let Some(error) = &proofs[0].error {
             problems.push(format!("host memory does not move: {error}"));
@@ -132,16 +141,24 @@ impl Document {
 /// Moves memory of every device.
 fn prove_all(gpu: &Gpus, config: &Config, proofs: &mut Vec<Proof>, problems: &mut Vec<String>) {
     for device in gpu.devices() {
-        if let Some(error) = prove_once(device, config, proofs) {
+        if let Some(error) = prove_once(device, gpu, config, proofs) {
             problems.push(format!("memory of {} does not move: {error}", device.device));
         }
     }
 }
 
 /// Moves memory of a device, unless that has been done; says why it does not move.
-fn prove_once(device: &Device, config: &Config, proofs: &mut Vec<Proof>) -> Option<String> {
+fn prove_once(
+    device: &Device,
+    gpu: &Gpus,
+    config: &Config,
+    proofs: &mut Vec<Proof>,
+) -> Option<String> {
     if let Some(known) = proofs.iter().find(|proof| proof.memory == device.device) {
         return known.error.clone();
+    }
+    if gpu.is_opening() {
+        return Some("not tried, as no engine starts while a library is being opened".to_owned());
     }
     let proof = proof::prove(config, Place::Device(device.id));
     let error = proof.error.clone();
@@ -157,7 +174,7 @@ impl Requirement {
         let mut why = Vec::new();
         for vendor in &vendors {
             for device in &vendor.devices {
-                match prove_once(device, config, proofs) {
+                match prove_once(device, gpu, config, proofs) {
                     None => return None,
                     Some(error) => {
                         why.push(format!("memory of {} does not move: {error}", device.device))

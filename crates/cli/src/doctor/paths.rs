@@ -96,16 +96,16 @@ fn none(vendor: &Vendor) -> [Path; 2] {
 
 #[cfg(test)]
 mod tests {
-    use tensorferry::gpu::{self, Choice, Settings, State};
+    use std::time::Duration;
+
+    use tensorferry::gpu::{Choice, Settings};
 
     use super::*;
 
     #[test]
     fn without_a_gpu_only_host_memory_moves() {
         let settings = Settings { choice: Choice::Off, ..Settings::default() };
-        let states =
-            gpu::Vendor::ALL.map(|vendor| State::NotLookedFor { vendor, choice: settings.choice });
-        let all = paths(&Gpus::new(&settings, &states));
+        let all = paths(&Gpus::look(&settings, Duration::from_secs(60)));
         let moving: Vec<_> = all.iter().filter(|path| path.moves).collect();
         assert_eq!(moving.len(), 2);
         assert!(moving.iter().all(|path| (path.from, path.to) == (CPU, CPU)));

@@ -6,7 +6,7 @@ use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width, presets};
 
 use super::Document;
 use super::addresses::{Addresses, Host, Interface};
-use super::gpus::{Device, Vendor};
+use super::gpus::{Device, Tried, Vendor};
 use super::paths::{Engines, Staging};
 use super::proof::Proof;
 use super::sockets::{Limit, Ports, Sockets};
@@ -120,29 +120,44 @@ fn proof(proof: &Proof) -> Line {
 }
 
 fn vendor(vendor: &Vendor) -> Vec<Line> {
-    let mut lines = vec![(format!("{}: {}", vendor.spoken(), vendor.state), vendor.text.clone())];
+    let mut lines =
+        vec![(format!("{}: {}", vendor.of.spoken(), vendor.state), vendor.text.clone())];
     lines.extend(vendor.devices.iter().map(device));
-    let others = vendor.tried.iter().skip(1);
-    let first = vendor.tried.first().map(|one| answer(&one.name, &one.answer));
-    let others: Vec<String> = others
-        .filter(|one| Some(answer(&one.name, &one.answer)) != first)
-        .map(|one| format!("{}: {}", one.name, answer(&one.name, &one.answer)))
-        .collect();
-    let mut add = |what: &str, all: Vec<String>| {
-        if !all.is_empty() {
-            lines.push((format!("  {what}"), all.join(", ")));
+    let mut add = |what: &str, text: String| {
+        if !text.is_empty() {
+            lines.push((format!("  {what}"), text));
         }
     };
-    add("other answers", others);
-    add("lacks", vendor.absent_functions.clone());
+    match &vendor.tried[..] {
+        // The text names it.
+        [] | [_] => {}
+        // The text names all of them, and has the first answer.
+        [first, others @ ..] if vendor.state == "missing" => {
+            add("other answers", answers(others.iter().filter(|one| answer(one) != answer(first))));
+        }
+        all => add("tried", answers(all.iter())),
+    }
+    add("lacks", vendor.absent_functions.join(", "));
     let settings = vendor.settings.iter().map(|one| format!("{}={}", one.name, one.value));
-    add("because of", settings.collect());
+    add("because of", settings.collect::<Vec<_>>().join(", "));
     lines
 }
 
+/// Each file and what came of it; files with the same answer that follow each other share it.
+fn answers<'a>(tried: impl Iterator<Item = &'a Tried>) -> String {
+    let tried: Vec<&Tried> = tried.collect();
+    let alike = tried.chunk_by(|one, next| answer(one) == answer(next));
+    let texts = alike.map(|alike| {
+        let names: Vec<&str> = alike.iter().map(|one| one.name.as_str()).collect();
+        format!("{}: {}", names.join(", "), answer(alike[0]))
+    });
+    texts.collect::<Vec<_>>().join("; ")
+}
+
 /// A loader's answer without the name of the file, which it begins with.
-fn answer<'a>(name: &str, answer: &'a str) -> &'a str {
-    answer.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(answer)
+fn answer(tried: &Tried) -> &str {
+    let rest = tried.answer.strip_prefix(&tried.name).and_then(|rest| rest.strip_prefix(": "));
+    rest.unwrap_or(&tried.answer)
 }
 
 fn device(device: &Device) -> Line {

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tensorferry_simgpu::install;
@@ -32,6 +33,11 @@ fn vendor<'a>(document: &'a Value, name: &str) -> &'a Value {
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// The words of a table, without the ends of its lines.
+fn unwrapped(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A folder with simulated libraries; `None` where the simulator was not built.
@@ -117,6 +123,69 @@ fn a_driver_without_a_device_says_so_once_and_what_to_do() {
 }
 
 #[test]
+fn a_driver_that_hangs_in_its_first_call_is_left_to_it() {
+    let Some(folder) = simulated("doctor_hangs", &["libcuda.so.1", "libamdhip64.so.6"]) else {
+        return;
+    };
+    let file = folder.join("libcuda.so.1");
+    let env =
+        [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_INIT_DELAY_NS", "3600000000000")];
+    let began = Instant::now();
+    let output = doctor(&["--patience", "1", "--require", "cuda", "--move", "--json"], &env);
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(output.status.code(), Some(1));
+    let expected = format!(
+        "CUDA does not answer: the first call of {} has not ended within 1s; if the vendor's own \
+         tools hang, too, restart the driver or the machine, and until then keep engines from it \
+         with TENSORFERRY_GPU=off",
+        file.display()
+    );
+    let problem = format!("--require cuda: no device can be used: {expected}");
+    assert_eq!(stderr(&output), format!("tensorferry: {problem}\n"));
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(document["problems"], Value::Array(vec![problem.into()]));
+    let cuda = vendor(&document, "cuda");
+    assert_eq!((&cuda["state"], &cuda["usable"]), (&"no-answer".into(), &false.into()));
+    assert_eq!((text(&cuda["text"]), &cuda["file"]), (&expected[..], &file.to_str().into()));
+    assert_eq!(cuda["tried"][0]["answer"], "opened");
+    assert_eq!(vendor(&document, "hip")["state"], "no-answer");
+    assert_eq!(proofs(&document), [("cpu", true)]);
+
+    let output = doctor(&["--patience", "1"], &env);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    let says = unwrapped(&stdout(&output));
+    assert_readable(&stdout(&output));
+    assert!(says.contains("CUDA: no-answer CUDA does not answer: the first call of "), "{says}");
+    assert!(says.contains("any with hip none: no-answer, see above"), "{says}");
+    assert!(says.ends_with("verdict host memory moves; no GPU can be used"), "{says}");
+}
+
+/// As long as a library is being opened, the loader lets no thread begin, and the process not end as usual.
+#[test]
+fn a_library_that_hangs_while_it_is_opened_is_left_to_it() {
+    let Some(folder) = simulated("doctor_opening", &["libcuda.so.1"]) else { return };
+    let (source, file) = (folder.join("hang.c"), folder.join("libamdhip64.so.6"));
+    let code = "#include <unistd.h>\n\
+                __attribute__((constructor)) static void hang(void) { for (;;) pause(); }\n";
+    fs::write(&source, code).unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&file).arg(source).output();
+    let Ok(built) = built else { return eprintln!("skipped: cc cannot be run") };
+    assert!(built.status.success(), "{}", stderr(&built));
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("SIMGPU_DEVICES", "1")];
+    let (document, code) = document(&["--patience", "2", "--move"], &env);
+    assert_eq!(code, Some(1));
+    assert_eq!(proofs(&document), [("cpu", true)]);
+    assert_eq!(vendor(&document, "cuda")["state"], "ready");
+    let hip = vendor(&document, "hip");
+    assert_eq!((&hip["state"], &hip["file"]), (&"no-answer".into(), &Value::Null));
+    let says = text(&hip["text"]);
+    assert!(says.contains("opening its library, or another one before, has not ended"), "{says}");
+    let problem = "memory of cuda:0 does not move: not tried, as no engine starts while a library is \
+                   being opened";
+    assert_eq!(document["problems"], Value::Array(vec![problem.into()]));
+}
+
+#[test]
 fn a_file_of_garbage_is_no_library_and_no_accident() {
     let file = folder("doctor_garbage").join("libcuda.so.1");
     fs::write(&file, [0xa5; 4096]).unwrap();
@@ -129,6 +198,37 @@ fn a_file_of_garbage_is_no_library_and_no_accident() {
     assert_eq!(document["proofs"][0]["moved"], true);
     let [problem] = &document["problems"].as_array().unwrap()[..] else { panic!("{document}") };
     assert!(text(problem).contains(file), "{problem}");
+}
+
+#[test]
+fn files_that_were_refused_before_the_one_that_was_taken_are_told() {
+    let Some(folder) = simulated("doctor_tried", &["libamdhip64.so.6"]) else { return };
+    fs::write(folder.join("libamdhip64.so.7"), [0xa5; 4096]).unwrap();
+    let env = [("LD_LIBRARY_PATH", folder.to_str().unwrap()), ("TENSORFERRY_GPU", "hip")];
+    let (document, _) = document(&[], &env);
+    let hip = vendor(&document, "hip");
+    assert_eq!(hip["state"], "ready");
+    let tried = hip["tried"].as_array().unwrap();
+    let names: Vec<&str> = tried.iter().map(|one| text(&one["name"])).collect();
+    assert_eq!(names, ["libamdhip64.so.10", "libamdhip64.so.7", "libamdhip64.so.6"]);
+    assert!(text(&tried[0]["answer"]).contains("cannot open shared object file"), "{hip}");
+    assert!(text(&tried[1]["answer"]).ends_with("invalid ELF header"), "{hip}");
+    assert_eq!(tried[2]["answer"], "opened");
+    let found: Vec<bool> = tried.iter().map(|one| one["found"].as_bool().unwrap()).collect();
+    assert_eq!(found, [false, true, true]);
+    let untried = vendor(&document, "cuda");
+    assert_eq!(
+        (&untried["state"], &untried["tried"]),
+        (&"not-looked-for".into(), &Value::Array(vec![]))
+    );
+
+    let output = doctor(&[], &env);
+    assert_readable(&stdout(&output));
+    let says = unwrapped(&stdout(&output));
+    let first =
+        "tried libamdhip64.so.10: cannot open shared object file: No such file or directory; ";
+    assert!(says.contains(first), "{says}");
+    assert!(says.contains("invalid ELF header; libamdhip64.so.6: opened"), "{says}");
 }
 
 #[test]
@@ -270,6 +370,7 @@ fn settings_are_shown_with_what_had_no_effect() {
     let env = [
         ("TENSORFERRY_GPU", "off"),
         ("TENSORFERRY_BINDD", "10.0.0.1"),
+        ("TENSORFERRY_SIMULATOR", "/opt/sim/libtensorferry_simgpu.so"),
         ("MC_TCP_LANES_PER_PEER", "99"),
         ("MC_GID_INDEX", "3"),
         ("MC_REDIS_PASSWORD", "hunter2"),
@@ -281,6 +382,7 @@ fn settings_are_shown_with_what_had_no_effect() {
     assert_eq!(settings["environment"].as_array().unwrap().len(), env.len());
     let warnings = settings["warnings"].to_string();
     assert!(warnings.contains("TENSORFERRY_BINDD is no setting"), "{warnings}");
+    assert!(!warnings.contains("SIMULATOR"), "the demo's own variable: {warnings}");
     assert!(warnings.contains("MC_TCP_LANES_PER_PEER=99: expected a count"), "{warnings}");
     assert!(settings["without_effect"].to_string().contains("MC_GID_INDEX"), "{settings}");
     let output = doctor(&[], &env);

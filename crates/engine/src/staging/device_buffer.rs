@@ -17,7 +17,9 @@ use crate::staging::{Alarm, Copy, Devices, Job, Keep, Loan, Stager, Way};
 /// Memory of a device that can be lent without `unsafe`, as [`HostBuffer`](crate::HostBuffer) is.
 ///
 /// Clones are the same memory; it is freed when the last one is gone, and both a registration and a running batch
-/// hold one. Made by [`Engine::device_buffer`](crate::Engine::device_buffer).
+/// hold one. Made by [`Engine::device_buffer`](crate::Engine::device_buffer), whose copy worker it uses: once that
+/// engine is closed or dropped, nothing can be copied in or out ([`Error::Closed`]). The memory stays, and is freed all
+/// the same; but a context that was made for it then stays until the process ends.
 #[derive(Clone)]
 pub struct DeviceBuffer {
     memory: Arc<Allocation>,
@@ -70,7 +72,7 @@ impl DeviceBuffer {
     /// Copies `bytes` to `offset`, and waits until they are there.
     ///
     /// # Errors
-    /// They do not fit; what the device refused.
+    /// They do not fit; what the device refused; [`Error::Closed`] once the engine is.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         let (stager, mut at) = (&self.memory.stager, self.addr() + offset as u64);
@@ -87,7 +89,7 @@ impl DeviceBuffer {
     /// Copies `len` bytes at `offset` out.
     ///
     /// # Errors
-    /// The range is not inside the buffer; what the device refused.
+    /// The range is not inside the buffer; what the device refused; [`Error::Closed`] once the engine is.
     pub fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
         self.check(offset, len)?;
         let mut bytes = vec![0; len];

@@ -94,8 +94,12 @@ struct Orders {
     waiting: Vec<Order>,
     /// The worker sleeps, so that it has to be called.
     asleep: bool,
-    /// Why none is taken any more.
+    /// Why none is taken any more, but to free something.
     refusal: Option<Fault>,
+    /// The worker takes none at all any more.
+    gone: bool,
+    /// A copy hangs, and what it may use is left to it.
+    stuck: bool,
 }
 
 /// How long a copy may go on after its batch was told to stop, before it counts as hung. A slot is copied in a
@@ -235,7 +239,8 @@ impl Stager {
 
     pub(super) fn order(&self, order: Order) {
         let mut orders = locked(&self.orders);
-        if let Some(why) = orders.refusal.clone() {
+        let frees = matches!(order, Order::Free(_)) && !orders.gone;
+        if let Some(why) = orders.refusal.clone().filter(|_| !frees) {
             drop(orders);
             return self.refuse(order, &why);
         }
@@ -247,7 +252,7 @@ impl Stager {
         }
     }
 
-    fn refuse(&self, order: Order, why: &Fault) {
+    pub(super) fn refuse(&self, order: Order, why: &Fault) {
         match order {
             Order::Open(way) => self.ring(way).fail(why, true),
             Order::Copy(task) => self.end(task, Some(Arc::clone(why))),
@@ -257,6 +262,7 @@ impl Stager {
             }
             Order::Tell(tell) => drop(tell.send(Err(Arc::clone(why)))),
             Order::Alloc(_, tell) => drop(tell.send(Err(Arc::clone(why)))),
+            Order::Free(_) if locked(&self.orders).stuck => {}
             Order::Free(addr) => worker::free_here(&self.runtime, self.device, addr),
         }
     }
@@ -265,13 +271,25 @@ impl Stager {
     pub(super) fn shut(&self, why: &Fault) {
         let mut orders = locked(&self.orders);
         orders.refusal.get_or_insert_with(|| Arc::clone(why));
-        let waiting = std::mem::take(&mut orders.waiting);
+        let frees = |order: &Order| matches!(order, Order::Free(_));
+        let (left, waiting) = std::mem::take(&mut orders.waiting).into_iter().partition(frees);
+        orders.waiting = left;
         drop(orders);
         self.called.notify_one();
         for way in [Way::ToHost, Way::ToDevice] {
             self.ring(way).fail(why, true);
         }
+        let waiting: Vec<Order> = waiting;
         waiting.into_iter().for_each(|order| self.refuse(order, why));
+    }
+
+    /// The last orders, which only free something: none comes after this. `stuck`: and to free anything would be to
+    /// wait for a copy that hangs.
+    pub(super) fn take_last_orders(&self, stuck: bool) -> Vec<Order> {
+        let mut orders = locked(&self.orders);
+        orders.gone = true;
+        orders.stuck |= stuck;
+        std::mem::take(&mut orders.waiting)
     }
 
     /// Waits for orders, at most for `patience`; `None`: until there are some. True if the worker is to end.

@@ -56,6 +56,8 @@ struct Worker<'a> {
     events: Vec<Event>,
     pinned: Vec<Pinned>,
     gates: Vec<Arc<Gate>>,
+    /// How many pieces of device memory were made and not freed.
+    allocated: usize,
 }
 
 /// A direction: its stream, and what is on it, in its order.
@@ -84,6 +86,10 @@ pub(super) fn run(stager: Arc<Stager>, context: Context) {
         tracing::error!("the copy thread of {} panicked, which is a bug", stager.device());
         stager.shut(&stager.no_answer());
     }
+    // Nobody is there to free anything, if it was not freed.
+    for order in stager.take_last_orders(false) {
+        stager.refuse(order, &stager.no_answer());
+    }
     stager.ended();
 }
 
@@ -108,6 +114,7 @@ fn work(stager: &Stager, context: Context) {
             events: Vec::new(),
             pinned: Vec::new(),
             gates: Vec::new(),
+            allocated: 0,
         }
         .work(),
     }
@@ -156,9 +163,13 @@ impl Worker<'_> {
             Order::Tell(tell) => drop(tell.send(self.openings())),
             Order::Alloc(len, tell) => {
                 let addr = self.runtime.alloc_device(&self.inside, len);
+                self.allocated += usize::from(addr.is_ok());
                 drop(tell.send(addr.map_err(|e| Arc::new(e.into()))));
             }
-            Order::Free(addr) => free(self.runtime, &self.inside, addr),
+            Order::Free(addr) => {
+                free(self.runtime, &self.inside, addr);
+                self.allocated -= 1;
+            }
         }
     }
 
@@ -321,6 +332,7 @@ impl Worker<'_> {
             );
             // And whatever else it keeps: to free that would be to wait for the copy, or worse.
             std::mem::forget(std::mem::take(&mut self.lines));
+            drop(self.stager.take_last_orders(true));
             return;
         }
         let (wanted, mut first) = (self.pinned.iter().map(|p| p.len()).sum::<usize>(), None);
@@ -341,6 +353,14 @@ impl Worker<'_> {
         }
         if let Some(error) = first.filter(|error| !error.is_unloading()) {
             tracing::debug!("{error}");
+        }
+        for order in self.stager.take_last_orders(false) {
+            self.obey(order);
+        }
+        if self.allocated > 0 {
+            // The last user of a context takes its memory along, whose addresses are then given out anew: to somebody
+            // who would lose them when these buffers are dropped. So the context stays, for the rest of the process.
+            std::mem::forget(self.inside);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tensorferry::gpu::{DeviceId, Vendor};
 use tensorferry::{
-    Config, DeviceBuffer, Engine, HostBuffer, Op, OwnedRequest, RegisterOptions, Segment,
+    Config, DeviceBuffer, Engine, Error, HostBuffer, Op, OwnedRequest, RegisterOptions, Segment,
 };
 use tensorferry_simgpu::{Control, install, library};
 
@@ -191,4 +191,35 @@ fn every_pairing_and_size_by_musa_5() {
 #[test]
 fn every_pairing_and_size_by_hip_6() {
     every_pairing_and_size(&Sim::new(Vendor::Hip, &["libamdhip64.so.6"]));
+}
+
+/// Nothing of device 0 is in use when the last clone of a buffer is gone, though its engine went first.
+fn outlived(sim: &Sim) {
+    const LEN: usize = 3 * MIB;
+    let used = || sim.control.count("memory_used.0") as usize;
+    for dropped in [false, true] {
+        let first = engine(sim.config());
+        let buffer = first.device_buffer(sim.device(0), LEN).unwrap();
+        buffer.write(0, &[7; 4096]).unwrap();
+        first.close();
+        let closed = (!dropped).then_some(first);
+        for result in [buffer.write(0, &[8; 4096]), buffer.read(0, 4096).map(drop)] {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Closed), "{error}");
+        }
+        let clone = buffer.clone();
+        drop(buffer);
+        assert_eq!(used(), LEN, "the clone holds it");
+        drop(clone);
+        assert_eq!(used(), 0, "{:?}", sim.vendor);
+        drop(closed);
+    }
+}
+
+#[test]
+fn device_memory_that_outlives_its_engine_is_freed() {
+    outlived(&Sim::new(Vendor::Cuda, &["libcuda.so.1"]));
+    outlived(&Sim::new(Vendor::Cuda, &["libcudart.so.12"]));
+    outlived(&Sim::new(Vendor::Musa, &["libmusart.so.5"]));
+    outlived(&Sim::new(Vendor::Hip, &["libamdhip64.so.6"]));
 }

@@ -239,7 +239,8 @@ apart! {
         let sim = Sim::cuda();
         let two = Two::new(&sim.config());
         let (good, freed, remote) = (sim.alloc(MIB), sim.alloc(MIB), sim.alloc(MIB));
-        [&good, &freed].map(|block| block.lend(&two.initiator));
+        good.lend(&two.initiator);
+        freed.lend(&two.initiator);
         remote.lend(&two.target);
         remote.fill(1);
         good.fill(2);

@@ -128,7 +128,7 @@ apart! {
             if sim.file.ends_with("libamdhip64.so.5") {
                 continue;
             }
-            calls.map(|call| sim.control.inject(call, 1, 0, 801));
+            calls.iter().for_each(|call| sim.control.inject(call, 1, 0, 801));
             later_work_waits(&sim);
             assert_eq!(sim.control.count("host_functions"), 4, "{}", sim.file.display());
         }

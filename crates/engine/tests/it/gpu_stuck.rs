@@ -202,7 +202,7 @@ apart! {
             let buffer = sides.two.initiator.device_buffer(device, MIB).unwrap();
             sides.here.control.set("hang", 1);
             let request = buffer.request(op, 0, remote.addr, MIB).unwrap();
-            let batch = sides.two.segment.submit_owned(&[request.clone()], within(ms(300))).unwrap();
+            let batch = sides.two.segment.submit_owned(std::slice::from_ref(&request), within(ms(300))).unwrap();
             assert_eq!(end(&batch).unwrap_err().code(), 29);
             drop((request, batch, buffer));
             // What is freed is freed before the next is allocated, and waits for the device.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use tensorferry_gpu::{
-    Api, Choice, Discovery, GpuError, Location, Memory, Settings, State, Vendor,
+    Api, Choice, Discovery, GpuError, Location, Memory, Settings, State, Tried, Vendor,
 };
 
 use crate::children::{child_test, in_fork, mapped, text};
@@ -88,6 +88,108 @@ child_test! {
             assert!(state.to_string().contains(why), "{name}: {state}");
             assert!(state.to_string().contains(text(&file)), "{name}: {state}");
         }
+    }
+}
+
+/// What was tried: the last part of each name, the answer without the name, and whether it was found.
+fn tried(discovery: &Discovery, vendor: Vendor) -> Vec<(String, String, bool)> {
+    let one = |one: Tried| {
+        let name = one.name.file_name().map(|name| text(name.as_ref()).to_owned());
+        let answer = one.answer.rsplit(": ").next().map(str::to_owned);
+        (name.unwrap_or_default(), answer.unwrap_or_default(), one.found)
+    };
+    discovery.tried(vendor).into_iter().map(one).collect()
+}
+
+fn row(name: &str, answer: &str, found: bool) -> (String, String, bool) {
+    (name.to_owned(), answer.to_owned(), found)
+}
+
+/// A folder with a newer HIP library that is damaged, then the one with the good ones.
+fn damaged_then_good() -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("damaged_hip");
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("libamdhip64.so.7"), "plain text ".repeat(99)))
+        .expect("the target folder can be written");
+    format!("{}:{}", text(&folder), path("a"))
+}
+
+child_test! {
+    fn files_that_were_refused_before_the_one_that_was_taken_are_told(
+        LD_LIBRARY_PATH = damaged_then_good()
+    ) {
+        stub!("a/libamdhip64.so.6");
+        let discovery = Discovery::new(Settings::default());
+        assert!(discovery.tried(Vendor::Hip).is_empty());
+        assert_eq!(examined(&discovery, Vendor::Hip).word(), "ready");
+        let found = [
+            row("libamdhip64.so.10", "No such file or directory", false),
+            row("libamdhip64.so.7", "invalid ELF header", true),
+            row("libamdhip64.so.6", "opened", true),
+        ];
+        assert_eq!(tried(&discovery, Vendor::Hip), found);
+        // What is asked afterwards changes nothing.
+        assert_eq!(discovery.peek(Vendor::Hip).word(), "ready");
+        assert!(discovery.supports(Vendor::Hip));
+        assert_eq!(tried(&discovery, Vendor::Hip), found);
+        // For a second engine it is a copy that the process has loaded.
+        let second = Discovery::new(Settings::default());
+        assert!(second.supports(Vendor::Hip));
+        assert_eq!(
+            tried(&second, Vendor::Hip),
+            [row("libamdhip64.so.6", "loaded already", true)]
+        );
+    }
+}
+
+child_test! {
+    fn a_library_that_lacks_a_function_is_told_with_what_was_tried_after_it(
+        LD_LIBRARY_PATH = path("lacking")
+    ) {
+        stub!("lacking/libcuda.so.1");
+        let discovery = Discovery::new(Settings::default());
+        assert_eq!(examined(&discovery, Vendor::Cuda).word(), "unusable");
+        let all = tried(&discovery, Vendor::Cuda);
+        let first = row("libcuda.so.1", "it lacks the function cuEventQuery", true);
+        assert_eq!((&all[0], all.len()), (&first, 4), "{all:?}");
+    }
+}
+
+child_test! {
+    /// Without a need, only what is mapped is looked at; a name that was not tried is not told.
+    fn only_what_was_tried_is_told(LD_LIBRARY_PATH = path("a")) {
+        let file = stub!("a/libcuda.so.1");
+        let discovery = Discovery::new(Settings::default());
+        assert_eq!(discovery.peek(Vendor::Cuda).word(), "not-looked-for");
+        assert!(discovery.tried(Vendor::Cuda).is_empty());
+        let framework = Stub::open(&file);
+        assert_eq!(discovery.peek(Vendor::Cuda).word(), "mapped");
+        let loaded = row("libcuda.so.1", "loaded already", true);
+        assert_eq!(tried(&discovery, Vendor::Cuda), [loaded]);
+        assert_eq!(discovery.tried(Vendor::Cuda)[0].name, file);
+        assert_eq!(framework.inits(), 0);
+    }
+}
+
+child_test! {
+    fn of_a_chosen_file_nothing_else_is_tried(LD_LIBRARY_PATH = path("a")) {
+        let file = stub!("b/libcuda.so.1");
+        for (file, answer, found) in [
+            (file.clone(), "opened", true),
+            (file.with_file_name("libno.so"), "no such file", false),
+            (stub!("a/empty.so"), "it has neither cuInit (a driver) nor cudaGetDeviceCount (a \
+                                   runtime)", true),
+        ] {
+            let discovery = with_library(Vendor::Cuda, &file);
+            let _ = discovery.require(Vendor::Cuda);
+            let answer = answer.to_owned();
+            assert_eq!(discovery.tried(Vendor::Cuda), [Tried { name: file, answer, found }]);
+        }
+        let choice = Choice::Only(Vendor::Cuda);
+        let discovery = Discovery::new(Settings { choice, ..Settings::default() });
+        discovery.require(Vendor::Cuda).unwrap();
+        let _ = discovery.require(Vendor::Hip);
+        assert!(discovery.tried(Vendor::Hip).is_empty());
     }
 }
 
@@ -345,7 +447,7 @@ child_test! {
         let discovery = Discovery::new(Settings { choice, ..Settings::default() });
         assert_eq!(discovery.classify(Location::Any, 0x1000, 64).unwrap(), Memory::Host);
         assert_eq!(Stub::open(&file).inits(), 1);
-        let words = discovery.examine().map(|state| state.word());
+        let words = discovery.states().map(|state| state.word());
         assert_eq!(words, ["ready", "not-looked-for", "not-looked-for"]);
     }
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "the tests play the application that uses the vendor's library")]
 
 mod children;
+mod examining;
 mod finding;
 mod real;
 mod simulated;

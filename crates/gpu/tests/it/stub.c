@@ -1,9 +1,16 @@
 /* Stand-ins for the vendors' libraries, as small as finding them needs. Built by the tests:
  *   -DDRIVER, -DRUNTIME, -DMUSA, -DHIP   which interface
  *   -DLACKS_EVENT_QUERY                  without one function that is always there
+ *   -DSLOW                               opening it takes two seconds
  * At run time, from the environment: STUB_INIT (code of the first call), STUB_DEVICES, STUB_DRIVER,
- * STUB_VERSION. Every call that initialises is counted. */
+ * STUB_VERSION, STUB_DELAY (seconds that the driver's first call takes). Every call that initialises is
+ * counted. */
 #include <stdlib.h>
+#include <unistd.h>
+
+#ifdef SLOW
+__attribute__((constructor)) static void opening(void) { sleep(2); }
+#endif
 
 static int number(const char *name, int otherwise) {
   const char *text = getenv(name);
@@ -22,6 +29,7 @@ static int refused(void) { return number("STUB_INIT", 0); }
 #ifdef DRIVER
 int cuInit(unsigned flags) {
   inits++;
+  sleep(number("STUB_DELAY", 0));
   if (flags) return 1;
   if (!refused()) awake = 1;
   return refused();

@@ -10,13 +10,14 @@ use libloading::os::unix::Library;
 use crate::children::is_child;
 
 /// File, soname, and what of `stub.c` is in it.
-const STUBS: [(&str, &str, &[&str]); 8] = [
+const STUBS: [(&str, &str, &[&str]); 9] = [
     ("a/libcuda.so.1", "libcuda.so.1", &["-DDRIVER"]),
     ("b/libcuda.so.1", "libcuda.so.1", &["-DDRIVER"]),
     ("lacking/libcuda.so.1", "libcuda.so.1", &["-DDRIVER", "-DLACKS_EVENT_QUERY"]),
     ("a/libcudart.so.12", "libcudart.so.12", &["-DRUNTIME"]),
     ("a/anything.so", "anything.so", &["-DRUNTIME"]),
     ("a/empty.so", "empty.so", &[]),
+    ("a/slow.so", "slow.so", &["-DSLOW"]),
     ("a/libmusart.so.5", "libmusart.so.5", &["-DMUSA"]),
     ("a/libamdhip64.so.6", "libamdhip64.so.6", &["-DHIP"]),
 ];

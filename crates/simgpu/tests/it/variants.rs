@@ -114,6 +114,21 @@ fn a_driver_without_devices_says_so_again_and_again_and_slowly() {
 }
 
 #[test]
+fn initialising_can_take_as_long_as_one_likes() {
+    for variant in [Variant::CudaDriver, Variant::Hip6] {
+        let gpu = Gpu::new(variant);
+        gpu.control.set("init_delay_ns", 100_000_000);
+        let first = if gpu.is_driver() { ("Init", &[0][..]) } else { ("Free", &[0][..]) };
+        let took = [(); 2].map(|()| {
+            let began = std::time::Instant::now();
+            assert_eq!(gpu.call(first.0, first.1), 0, "{variant:?}");
+            began.elapsed().as_millis()
+        });
+        assert!(took[0] >= 100 && took[1] < took[0], "{variant:?}: {took:?}");
+    }
+}
+
+#[test]
 fn error_names_and_texts() {
     let gpu = Gpu::new(Variant::CudaDriver);
     let text = |function, code| {
