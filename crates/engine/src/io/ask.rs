@@ -186,8 +186,11 @@ impl Reactor {
                     }
                     match reader.feed(&self.scratch.receive[..n]) {
                         Ok((_, None)) => {}
-                        Ok((_, Some(frame))) => return Ok(question.settle(Ok(frame))),
-                        Err(fault) => return Ok(question.misunderstand(fault)),
+                        Ok((_, Some(frame))) => question.settle(Ok(frame)),
+                        Err(fault) => question.misunderstand(fault),
+                    }
+                    if question.is_answered() {
+                        return Ok(());
                     }
                 }
             }
