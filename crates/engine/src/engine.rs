@@ -394,7 +394,7 @@ impl Segment {
                 .map_err(|why| Error::NotifyFailed { peer: Arc::clone(&self.name), why }),
             Target::Peer(peer) => {
                 let deadline = Instant::now() + core.config.transfer_timeout.min(FOREVER);
-                control::notify(core, &self.name, peer.address(), notification, deadline, &|| false)
+                control::notify(core, (&self.name, peer.address()), notification, deadline)
             }
         }
     }

@@ -27,5 +27,5 @@ mod server;
 pub use error::MetadataError;
 pub use name::{DEFAULT_CONTROL_PORT, SegmentName, local_host};
 pub use ports::PortRange;
-pub use resolve::resolve;
+pub use resolve::{resolve, resolve_literal};
 pub use server::{MetadataServer, P2P_HANDSHAKE};

@@ -6,6 +6,21 @@ use crate::name::split_scope;
 
 const INTERFACES: &str = "/sys/class/net";
 
+/// The address that a host is, if it is one and not a name; then nothing has to be looked up.
+///
+/// # Errors
+/// [`MetadataError::Unresolved`]: it has a scope that is not an interface's.
+pub fn resolve_literal(host: &str, port: u16) -> Option<Result<Vec<SocketAddr>, MetadataError>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Some(Ok(vec![SocketAddr::new(ip, port)]));
+    }
+    let (address, Some(scope)) = split_scope(host) else { return None };
+    let ip = address.parse::<Ipv6Addr>().ok()?;
+    let unresolved = |reason| MetadataError::Unresolved { host: host.to_owned(), reason };
+    let scope = scope_id(scope).map_err(unresolved);
+    Some(scope.map(|scope| vec![SocketAddrV6::new(ip, port, 0, scope).into()]))
+}
+
 /// Finds the addresses of a host: those of IPv4 first, each of them once.
 ///
 /// An IP address, with or without a scope, is not looked up. A name is, and that may block for as
@@ -15,14 +30,8 @@ const INTERFACES: &str = "/sys/class/net";
 /// [`MetadataError::Unresolved`].
 pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, MetadataError> {
     let unresolved = |reason: String| MetadataError::Unresolved { host: host.to_owned(), reason };
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    if let (address, Some(scope)) = split_scope(host)
-        && let Ok(ip) = address.parse::<Ipv6Addr>()
-    {
-        let scope = scope_id(scope).map_err(unresolved)?;
-        return Ok(vec![SocketAddrV6::new(ip, port, 0, scope).into()]);
+    if let Some(found) = resolve_literal(host, port) {
+        return found;
     }
     if host.is_empty() {
         return Err(unresolved("the name is empty".to_owned()));

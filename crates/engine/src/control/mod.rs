@@ -1,7 +1,9 @@
 //! The control port: descriptors, notifications, probes.
 
 mod client;
+mod question;
 mod server;
 
-pub(crate) use client::{deliver, fetch, notify, probe};
+pub(crate) use client::{descriptor_question, notify, notify_question, probe, read_descriptor};
+pub(crate) use question::{Failure, Question, Step};
 pub(crate) use server::reply;

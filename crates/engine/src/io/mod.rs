@@ -1,5 +1,6 @@
 //! Which thread does IO, and how: the only room that calls socket syscalls.
 
+mod ask;
 mod control;
 mod descriptors;
 mod lane;
@@ -8,10 +9,8 @@ mod serve;
 mod socket;
 mod thread;
 mod throttle;
-mod wait;
 
 pub(crate) use descriptors::Descriptors;
 pub(crate) use pool::Pool;
 pub(crate) use socket::{Listener, Socket};
 pub(crate) use thread::{Command, IoThread, Mailbox, prepare};
-pub(crate) use wait::{Patience, WaitError};

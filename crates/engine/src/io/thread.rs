@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +14,10 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use crate::control::{Failure, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::io::ask::AskConn;
 use crate::io::control::ControlConn;
 use crate::io::lane::{LaneConn, Stuck};
 use crate::io::serve::ServeConn;
@@ -45,6 +48,12 @@ pub(crate) enum Command {
     Ring(Token),
     /// Others wait for staging slots: give back those whose bytes only wait for a socket.
     Relinquish,
+    /// Ask a peer's control port something.
+    Ask(Arc<Question>),
+    /// Where the peer is that a question is for.
+    Found(Arc<Question>, Result<Vec<SocketAddr>>),
+    /// Ask a peer for its descriptor.
+    Fetch(Arc<Peer>),
     /// Keep the deadlines of copies within the process.
     Watch(Arc<Local>),
     /// End.
@@ -80,6 +89,12 @@ pub(crate) struct Reactor {
     next_sweep: Option<Instant>,
     /// Copies within the process, once there were some that took long.
     local: Option<Arc<Local>>,
+    /// Questions to control ports that are not answered.
+    pub(super) questions: Vec<Arc<Question>>,
+    /// Those that wait until there are fewer connections, and how many there are.
+    pub(super) to_call: VecDeque<(Arc<Question>, Vec<SocketAddr>)>,
+    pub(super) asking: usize,
+    pub(super) over: Vec<(Arc<Question>, Failure)>,
     /// Bytes of requests that have arrived in part on control connections.
     pub(super) control_bytes: usize,
     pub(super) throttle: Throttle,
@@ -156,6 +171,7 @@ enum Kind {
     Lane(LaneConn),
     Serve(ServeConn),
     Control(ControlConn),
+    Ask(AskConn),
 }
 
 /// What a connection said when it was driven.
@@ -281,6 +297,10 @@ impl Reactor {
             timers: BinaryHeap::new(),
             next_sweep: None,
             local: None,
+            questions: Vec::new(),
+            to_call: VecDeque::new(),
+            asking: 0,
+            over: Vec::new(),
             control_bytes: 0,
             throttle: Throttle::default(),
             peers: HashMap::new(),
@@ -345,7 +365,7 @@ impl Reactor {
         }
     }
 
-    fn mailbox(&self) -> &Mailbox {
+    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.core.mailboxes[self.index]
     }
 
@@ -390,6 +410,9 @@ impl Reactor {
                     self.drive_lanes(&peer);
                 }
                 Command::Dial(peer) => self.dial(&peer),
+                Command::Ask(question) => self.ask(question),
+                Command::Found(question, found) => self.found(question, found),
+                Command::Fetch(peer) => self.ask(peer.question()),
                 Command::Serve(socket) => self.serve(socket),
                 Command::Sweep => self.sweep(),
                 Command::Revoke(buffer) => self.revoke(buffer.addr),
@@ -471,6 +494,7 @@ impl Reactor {
             Kind::Lane(_) => self.drive_lane(&mut conn),
             Kind::Serve(_) => self.drive_serve(&mut conn),
             Kind::Control(_) => self.drive_control(&mut conn),
+            Kind::Ask(_) => self.drive_ask(&mut conn),
         };
         match fate {
             Fate::Close => self.close(conn),
@@ -491,6 +515,7 @@ impl Reactor {
         match conn.kind {
             Kind::Lane(lane) => self.lane_gone(conn.token, lane),
             Kind::Control(control) => self.control_bytes -= control.kept(),
+            Kind::Ask(_) => self.ask_gone(),
             Kind::Serve(_) => {}
         }
     }
@@ -556,6 +581,16 @@ impl Reactor {
         self.add(socket, Kind::Lane(lane), false, Some(due))
     }
 
+    pub(super) fn add_ask(&mut self, socket: Socket, ask: AskConn, due: Instant) -> Option<Token> {
+        self.add(socket, Kind::Ask(ask), false, Some(due))
+    }
+
+    /// The connection of a question.
+    pub(super) fn ask_token(&self, question: &Arc<Question>) -> Option<Token> {
+        let of = |conn: &&Conn| matches!(&conn.kind, Kind::Ask(ask) if ask.is_of(question));
+        self.each().find(of).map(|conn| conn.token)
+    }
+
     /// Takes a connection on. A new one is driven at once, since what has arrived already makes no event.
     fn add(
         &mut self,
@@ -595,7 +630,7 @@ impl Reactor {
         Some(token)
     }
 
-    fn conn(&mut self, token: Token) -> Option<&mut Conn> {
+    pub(super) fn conn(&mut self, token: Token) -> Option<&mut Conn> {
         let (index, generation) = split(token);
         let place = self.conns.get_mut(index).filter(|p| p.generation == generation)?;
         place.conn.as_deref_mut()
@@ -653,6 +688,9 @@ impl Reactor {
     fn sweep(&mut self) {
         self.next_sweep = None;
         if let Some(at) = self.local.as_ref().and_then(|local| local.sweep(self.now)) {
+            self.sweep_by(at);
+        }
+        if let Some(at) = self.sweep_questions() {
             self.sweep_by(at);
         }
         if let Some(at) = self.core.devices.sweep(self.now) {
@@ -733,7 +771,7 @@ impl Reactor {
             match &mut conn.kind {
                 Kind::Lane(lane) => lane.relinquish(!readable, !writable, &bell),
                 Kind::Serve(serve) => serve.relinquish(!readable, !writable, &bell),
-                Kind::Control(_) => {}
+                Kind::Control(_) | Kind::Ask(_) => {}
             }
         }
     }
@@ -777,6 +815,13 @@ impl Conn {
     pub(super) fn control(&mut self) -> &mut ControlConn {
         match &mut self.kind {
             Kind::Control(control) => control,
+            _ => unreachable!("driven by its kind"),
+        }
+    }
+
+    pub(super) fn ask(&mut self) -> &mut AskConn {
+        match &mut self.kind {
+            Kind::Ask(ask) => ask,
             _ => unreachable!("driven by its kind"),
         }
     }

@@ -4,16 +4,15 @@ mod notify;
 mod queue;
 mod route;
 
-use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_metadata::SegmentName;
-use tensorferry_wire::Version;
+use tensorferry_wire::{Frame, Version};
 
-use crate::control;
+use crate::control::{self, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Command;
@@ -169,31 +168,50 @@ impl Peer {
         Ok(self.resolved(true)?.buffers.clone())
     }
 
-    /// Has the pool ask for the descriptor, unless it is doing so.
+    /// Has the home thread ask for the descriptor, unless it is doing so.
     fn ask(self: &Arc<Self>, state: &mut State) {
-        if state.fetching {
-            return;
-        }
-        state.fetching = true;
-        let peer = Arc::clone(self);
-        if !self.core.pool.run(move || peer.fetch()) {
-            state.fetching = false;
-            state.queue.unpark();
-            state.fetch_error = Some((Instant::now(), Error::Closed));
+        if !std::mem::replace(&mut state.fetching, true) {
+            self.core.mailboxes[self.home].post(Command::Fetch(Arc::clone(self)));
         }
     }
 
-    fn fetch(self: &Arc<Self>) {
-        let began = Instant::now();
-        let given_up = Cell::new(false);
-        let stop = || {
-            given_up.set(!self.lock().is_curious());
-            given_up.get()
+    /// The question for the descriptor, as nobody has asked it yet.
+    pub(crate) fn question(self: &Arc<Self>) -> Arc<Question> {
+        let asked = Instant::now();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let (peer, noted) = (Arc::clone(self), Arc::clone(&given_up));
+        let stop = move || {
+            let stop = !peer.lock().is_curious();
+            // Relaxed: read by the one who stops because of it.
+            noted.fetch_or(stop, Ordering::Relaxed);
+            stop
         };
-        let fetched = control::fetch(&self.core, &self.name, &self.address, &stop);
+        let peer = Arc::clone(self);
+        let answer = move |frame: Result<Frame>| match frame {
+            Err(error) => peer.fetched(asked, given_up.load(Ordering::Relaxed), Err(error)),
+            Ok(frame) => peer.read(asked, frame),
+        };
+        Arc::new(control::descriptor_question(&self.name, &self.address, stop, answer))
+    }
+
+    /// Has the pool read a descriptor: it may be long, and name a host that has to be looked up.
+    fn read(self: &Arc<Self>, asked: Instant, frame: Frame) {
+        let peer = Arc::clone(self);
+        let read = move || {
+            let Self { core, name, address, .. } = &*peer;
+            let route = control::read_descriptor(core, name, address, asked, &frame);
+            peer.fetched(asked, false, route);
+        };
+        if !self.core.pool.run(read) {
+            self.fetched(asked, false, Err(Error::Closed));
+        }
+    }
+
+    /// The descriptor was asked for; `given_up`: nobody wanted to know it any more.
+    fn fetched(self: &Arc<Self>, began: Instant, given_up: bool, fetched: Result<Route>) {
         let mut state = self.lock();
         state.fetching = false;
-        if given_up.get() && fetched.is_err() {
+        if given_up && fetched.is_err() {
             // Nobody wanted to know, so nobody is told; somebody may have come since.
             state.queue.unpark();
             if state.is_curious() {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::control;
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::io::Command;
 use crate::peer::Peer;
 use crate::sync::locked;
 use crate::transfer::{BatchInner, Stop};
@@ -29,23 +30,31 @@ impl Peer {
             self.lock().queue.note(batch.deadline);
             return self.kick();
         }
-        let peer = Arc::clone(self);
-        if !self.core.pool.run(move || peer.send_notifications()) {
-            self.drop_notifications();
-        }
+        self.send_next_notification();
     }
 
-    fn send_notifications(self: &Arc<Self>) {
-        loop {
-            let next = {
-                let mut notifications = locked(&self.notifications);
-                let next = notifications.waiting.pop_front();
-                notifications.sending = next.is_some();
-                next
-            };
-            let Some(batch) = next else { return };
-            control::deliver(&self.core, &self.name, &self.address, &batch);
+    /// Has the home thread deliver the next notification; the one after it follows its answer.
+    fn send_next_notification(self: &Arc<Self>) {
+        if self.core.is_closed() {
+            return self.drop_notifications();
         }
+        let mut notifications = locked(&self.notifications);
+        let next = notifications.waiting.pop_front();
+        notifications.sending = next.is_some();
+        drop(notifications);
+        let Some(batch) = next else { return };
+        let notification = batch.notification.clone().unwrap_or_default();
+        let (peer, stopping) = (Arc::clone(self), Arc::clone(&batch));
+        let stop = move || stopping.stop_at(Instant::now()).is_some();
+        let deadline = batch.deadline;
+        let answer = move |result: Result<()>| {
+            batch.finish(result.err());
+            peer.send_next_notification();
+        };
+        let to = (&self.name, &self.address);
+        let question =
+            control::notify_question(&self.core, to, &notification, deadline, stop, answer);
+        self.core.mailboxes[self.home].post(Command::Ask(Arc::new(question)));
     }
 
     /// Ends what is to stop and still waits for earlier notifications to be delivered.

@@ -462,3 +462,38 @@ fn peers_that_nobody_waits_for_any_more_hold_no_thread() {
     assert!(took < ms(500), "{took:?}");
     start(&segment, Op::Write, &local, BASE).wait().unwrap();
 }
+
+/// Peers that take connections to their control port and never answer hold up nobody else, however many they are.
+#[test]
+fn peers_that_never_answer_hold_up_nobody() {
+    let e = engine(lanes(1, 1));
+    let listeners: Vec<_> =
+        (0..60).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let local = HostBuffer::zeroed(4096).unwrap();
+    let stuck: Vec<Batch> = listeners
+        .iter()
+        .map(|listener| {
+            let segment = e.segment(&listener.local_addr().unwrap().to_string()).unwrap();
+            let request = local.request(Op::Write, 0, BASE, 4096).unwrap();
+            let notification = Some(Notification { name: "n".into(), message: "m".into() });
+            let options = SubmitOptions { notification, ..within(ms(1500)) };
+            segment.submit_owned(&[request], options).unwrap()
+        })
+        .collect();
+    for _ in 0..5 {
+        let target = engine(lanes(1, 1));
+        let remote = buffer(&[0; 4096]);
+        target.register_buffer(&remote, &Default::default()).unwrap();
+        let (moved, took) = timed(|| {
+            let segment = e.open(target.name())?;
+            segment.notify(&Notification { name: "n".into(), message: "m".into() })?;
+            start(&segment, Op::Write, &local, remote.addr()).wait()
+        });
+        moved.unwrap();
+        assert!(took < PROMPT * 4, "{took:?}");
+    }
+    for batch in stuck {
+        let error = batch.wait().unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    }
+}

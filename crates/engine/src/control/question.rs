@@ -1,0 +1,121 @@
+//! One request to a peer's control port, and whoever waits for the answer.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use tensorferry_metadata::SegmentName;
+use tensorferry_wire::{Frame, WireError};
+
+use crate::error::{Error, Result};
+use crate::sync::locked;
+
+type Answer = Box<dyn FnOnce(Result<Frame>) + Send>;
+
+/// A request, until it is answered. It is answered once: by a frame, by what went wrong, or, if it is dropped, by
+/// [`Error::Closed`].
+pub(crate) struct Question {
+    peer: Arc<str>,
+    pub(crate) name: SegmentName,
+    what: &'static str,
+    pub(crate) request: Vec<u8>,
+    pub(crate) deadline: Instant,
+    began: Instant,
+    stop: Box<dyn Fn() -> bool + Send + Sync>,
+    answer: Mutex<Option<Answer>>,
+}
+
+/// How far a question had come when it failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Finding,
+    Connecting(SocketAddr),
+    Sending(SocketAddr),
+    Waiting(SocketAddr),
+}
+
+/// Why a question failed.
+pub(crate) enum Failure {
+    TimedOut,
+    Stopped,
+    Io(std::io::Error),
+}
+
+impl Question {
+    pub(crate) fn new(
+        (peer, name): (&Arc<str>, &SegmentName),
+        what: &'static str,
+        request: Vec<u8>,
+        deadline: Instant,
+        stop: impl Fn() -> bool + Send + Sync + 'static,
+        answer: impl FnOnce(Result<Frame>) + Send + 'static,
+    ) -> Self {
+        Self {
+            peer: Arc::clone(peer),
+            name: name.clone(),
+            what,
+            request,
+            deadline,
+            began: Instant::now(),
+            stop: Box::new(stop),
+            answer: Mutex::new(Some(Box::new(answer))),
+        }
+    }
+
+    /// Whether nobody wants the answer any more, or it would come too late.
+    pub(crate) fn is_over(&self, now: Instant) -> Option<Failure> {
+        if now >= self.deadline {
+            Some(Failure::TimedOut)
+        } else {
+            (self.stop)().then_some(Failure::Stopped)
+        }
+    }
+
+    /// Whether it was answered.
+    pub(crate) fn is_answered(&self) -> bool {
+        locked(&self.answer).is_none()
+    }
+
+    /// Answers it, unless somebody did.
+    pub(crate) fn settle(&self, result: Result<Frame>) {
+        let answer = locked(&self.answer).take();
+        if let Some(answer) = answer {
+            answer(result);
+        }
+    }
+
+    pub(crate) fn fail(&self, step: Step, why: Failure) {
+        let (doing, at) = match step {
+            Step::Finding => ("finding", None),
+            Step::Connecting(at) => ("connecting to", Some(at)),
+            Step::Sending(at) => ("sending to", Some(at)),
+            Step::Waiting(at) => ("waiting for", Some(at)),
+        };
+        let at = at.map(|at| format!(" at {at}")).unwrap_or_default();
+        let what = format!("{doing} its control port{at} {why}");
+        let after = self.began.elapsed();
+        self.settle(Err(Error::PeerUnreachable { peer: Arc::clone(&self.peer), what, after }));
+    }
+
+    /// The answer is not one.
+    pub(crate) fn misunderstand(&self, fault: WireError) {
+        self.settle(Err(Error::BadAnswer { peer: Arc::clone(&self.peer), what: self.what, fault }));
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.settle(Err(Error::Closed));
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimedOut => f.write_str("took too long"),
+            Self::Stopped => f.write_str("was given up"),
+            Self::Io(e) => write!(f, "failed ({e})"),
+        }
+    }
+}
