@@ -457,6 +457,8 @@ impl Serve {
             self.plan_as::<false>(spans);
         } else {
             self.plan_as::<true>(spans);
+            // A payload in several slots is as many pieces.
+            spans.truncate(MAX_CALL_SPANS);
         }
     }
 
