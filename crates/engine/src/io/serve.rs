@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::io::Socket;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
 use crate::metrics::Metrics;
@@ -245,6 +246,13 @@ impl ServeConn {
         }
         if output {
             self.serve.relinquish();
+        }
+    }
+
+    /// Has the peer see a reset if an orderly end would tell it that a WRITE is applied which is not.
+    pub(super) fn end(&mut self, socket: &Socket) {
+        if self.serve.owes_v1() {
+            socket.reset_on_close();
         }
     }
 

@@ -491,7 +491,7 @@ impl Reactor {
         match conn.kind {
             Kind::Lane(lane) => self.lane_gone(conn.token, lane),
             Kind::Control(control) => self.control_bytes -= control.kept(),
-            Kind::Serve(_) => {}
+            Kind::Serve(mut serve) => serve.end(&conn.socket),
         }
     }
 
@@ -745,10 +745,11 @@ impl Reactor {
         }
         self.now = Instant::now();
         for place in &mut self.conns {
-            if let Some(mut conn) = place.conn.take()
-                && let Kind::Lane(lane) = &mut conn.kind
-            {
-                lane.stop_all(self.now);
+            let Some(mut conn) = place.conn.take() else { continue };
+            match &mut conn.kind {
+                Kind::Lane(lane) => lane.stop_all(self.now),
+                Kind::Serve(serve) => serve.end(&conn.socket),
+                Kind::Control(_) => {}
             }
         }
         for command in self.mailbox().shut() {

@@ -171,6 +171,11 @@ impl Serve {
         self.v1
     }
 
+    /// Whether the end of our side of the stream would say so of a WRITE that is not applied.
+    pub(crate) fn owes_v1(&mut self) -> bool {
+        self.v1 && (self.incoming.is_some() || self.inlet.reached().ok() < Some(self.inlet.mark()))
+    }
+
     /// Whether it waits for a staging slot.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved

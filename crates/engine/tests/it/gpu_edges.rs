@@ -1,0 +1,98 @@
+//! What peers and initiators are told at the edges: many answers in one call, ends before copies, peers that never answer.
+
+use std::time::Duration;
+
+use tensorferry::Op;
+use tensorferry_wire::{Header, Version};
+
+use crate::common::{engine, eventually, lanes, ms, timed, within};
+use crate::fake::{Answer, BASE, Fake, Raw, memory};
+use crate::gpu::{MIB, Sim};
+use crate::gpu_kit::{apart, end, submit, text};
+
+apart! {
+    /// As many small answers as the kernel takes pieces in one call, and behind them one in several slots.
+    fn many_small_answers_and_a_long_one_leave_together() {
+        let sim = Sim::cuda();
+        let mut config = sim.add_to(lanes(1, 1));
+        (config.staging_slots, config.staging_slot_bytes) = (16, 64 << 10);
+        let target = engine(config);
+        let block = sim.alloc(MIB);
+        block.write(0, text(MIB, 1));
+        block.lend(&target);
+        for small in 509..513 {
+            let mut raw = Raw::connect(target.data_port());
+            let mut all = Raw::header(Op::Read, block.addr, 1).repeat(small);
+            all.extend(Raw::header(Op::Read, block.addr + 1, 400_000));
+            raw.send(&all);
+            for i in 0..small {
+                assert_eq!(raw.answer(), Answer::Applied, "{i} of {small}");
+                assert_eq!(raw.bytes(1), text(1, 1));
+            }
+            assert_eq!(raw.answer(), Answer::Applied, "behind {small}");
+            assert!(raw.bytes(400_000) == text(MIB, 1)[1..=400_000]);
+        }
+    }
+}
+
+apart! {
+    /// In the first version the end of the connection says that a WRITE is applied.
+    fn an_engine_that_is_closed_acknowledges_nothing_that_is_not_copied() {
+        let sim = Sim::cuda();
+        for len in [1, 1000, 20_000, 600_000] {
+            let target = engine(sim.config());
+            let block = sim.alloc(MIB);
+            block.lend(&target);
+            sim.control.set("latency_ns", 300_000_000);
+            let mut raw = Raw::connect(target.data_port());
+            let header = Header { op: Op::Write, version: Version::V1, addr: block.addr, len: len as u64 };
+            raw.send(&header.encode());
+            raw.send(text(len, 1));
+            raw.half_close();
+            eventually("it is being copied", || sim.control.count("copies_in_flight") > 0);
+            std::thread::scope(|threads| {
+                threads.spawn(|| target.close());
+                assert_eq!(raw.answer(), Answer::Reset, "{len} bytes");
+            });
+            sim.control.set("latency_ns", 0);
+            block.free();
+        }
+    }
+}
+
+apart! {
+    /// A lane whose peer says nothing has no use for a slot, and keeps none from others.
+    fn lanes_of_a_silent_peer_are_lent_no_slot() {
+        let sim = Sim::cuda();
+        for slots in [2, 4] {
+            let mut config = sim.add_to(lanes(4, 1));
+            (config.staging_slots, config.staging_slot_bytes) = (slots, 64 << 10);
+            config.lane_idle_probe = Duration::from_secs(600);
+            let silent = Fake::new(|mut link| link.hang());
+            let good = Fake::new(|mut link| link.serve());
+            let e = engine(config);
+            let (to_silent, to_good) = (e.open(&silent.name()).unwrap(), e.open(&good.name()).unwrap());
+            let block = sim.alloc(64 * MIB);
+            // Every slot is in use while the others ask for one.
+            sim.control.set("h2d_bytes_per_second", 50 << 20);
+            let request = block.request(Op::Read, 0, BASE, 8 * MIB);
+            let busy = submit(&to_good, vec![request], within(ms(8000))).unwrap();
+            eventually("slots are in use", || sim.control.count("copies_in_flight") > 0);
+            let ask = |i: usize| {
+                let request = block.request(Op::Read, (16 + 4 * i) * MIB, BASE, 4 * MIB);
+                submit(&to_silent, vec![request], within(ms(20_000))).unwrap()
+            };
+            let stuck: Vec<_> = (0..8).map(ask).collect();
+            eventually("the silent peer was asked", || silent.has_unread());
+            let (result, took) = timed(|| end(&busy));
+            result.unwrap_or_else(|error| panic!("{slots} slots: {error}"));
+            assert!(took < ms(3000), "{slots} slots: {took:?}");
+            assert!(block.read(0, 8 * MIB) == memory(BASE, 8 * MIB as u64));
+            stuck.iter().for_each(tensorferry::Batch::cancel);
+            sim.control.set("h2d_bytes_per_second", 0);
+            drop((to_silent, to_good, e));
+            block.free();
+        }
+        assert_eq!(sim.control.count("pinned_bytes"), 0, "slots were lost");
+    }
+}
