@@ -8,7 +8,7 @@ use tensorferry_wire::{Header, Version};
 use crate::common::{engine, eventually, lanes, ms, timed, within};
 use crate::fake::{Answer, BASE, Fake, Raw, memory};
 use crate::gpu::{MIB, Sim};
-use crate::gpu_kit::{apart, end, submit, text};
+use crate::gpu_kit::{Two, apart, end, submit, text};
 
 apart! {
     /// As many small answers as the kernel takes pieces in one call, and behind them one in several slots.
@@ -94,5 +94,28 @@ apart! {
             block.free();
         }
         assert_eq!(sim.control.count("pinned_bytes"), 0, "slots were lost");
+    }
+}
+
+apart! {
+    /// Dropped, an engine is closed again.
+    fn what_hangs_is_waited_for_once_however_often_an_engine_is_closed() {
+        let sim = Sim::cuda();
+        let two = Two::new(&sim.config());
+        let (local, remote) = (sim.alloc(MIB), sim.alloc(MIB));
+        remote.lend(&two.target);
+        sim.control.set("hang", 1);
+        let request = local.request(Op::Write, 0, remote.addr, MIB);
+        let batch = submit(&two.segment, vec![request], within(ms(20_000))).unwrap();
+        eventually("a copy hangs", || sim.control.count("copies_in_flight") > 0);
+        let ((), first) = timed(|| two.initiator.close());
+        assert!(first < ms(2500), "{first:?}");
+        assert_eq!(end(&batch).unwrap_err().code(), 29);
+        let ((), again) = timed(|| two.initiator.close());
+        assert!(again < ms(300), "{again:?}");
+        two.target.close();
+        let ((), dropped) = timed(|| drop((batch, two)));
+        assert!(dropped < ms(300), "{dropped:?}");
+        sim.control.heal();
     }
 }
