@@ -82,6 +82,8 @@ pub(crate) struct Reactor {
     local: Option<Arc<Local>>,
     /// Bytes of requests that have arrived in part on control connections.
     pub(super) control_bytes: usize,
+    /// Bytes of WRITEs that have arrived and wait for staging slots.
+    pub(super) stashed: usize,
     pub(super) throttle: Throttle,
     /// Peers whose queue is looked after here.
     peers: HashMap<usize, Arc<Peer>>,
@@ -282,6 +284,7 @@ impl Reactor {
             next_sweep: None,
             local: None,
             control_bytes: 0,
+            stashed: 0,
             throttle: Throttle::default(),
             peers: HashMap::new(),
             lanes: HashMap::new(),
@@ -491,7 +494,10 @@ impl Reactor {
         match conn.kind {
             Kind::Lane(lane) => self.lane_gone(conn.token, lane),
             Kind::Control(control) => self.control_bytes -= control.kept(),
-            Kind::Serve(mut serve) => serve.end(&conn.socket),
+            Kind::Serve(mut serve) => {
+                self.stashed -= serve.stashed();
+                serve.end(&conn.socket);
+            }
         }
     }
 

@@ -176,6 +176,11 @@ impl Serve {
         self.v1 && (self.incoming.is_some() || self.inlet.reached().ok() < Some(self.inlet.mark()))
     }
 
+    /// Bytes that wait here for a staging slot.
+    pub(crate) fn stashed(&self) -> usize {
+        self.stash.len()
+    }
+
     /// Whether it waits for a staging slot.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved

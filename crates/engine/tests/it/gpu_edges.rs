@@ -1,5 +1,6 @@
 //! What peers and initiators are told at the edges: many answers in one call, ends before copies, peers that never answer.
 
+use std::io::Write;
 use std::time::Duration;
 
 use tensorferry::Op;
@@ -117,5 +118,46 @@ apart! {
         let ((), dropped) = timed(|| drop((batch, two)));
         assert!(dropped < ms(300), "{dropped:?}");
         sim.control.heal();
+    }
+}
+
+/// The memory of this process in KiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+apart! {
+    /// What arrives while no slot can be had stays where it is, in the sockets.
+    fn connections_that_wait_for_a_slot_keep_little() {
+        let sim = Sim::cuda();
+        let target = engine(sim.add_to(lanes(1, 1)));
+        let block = sim.alloc(MIB);
+        block.lend(&target);
+        let mut all = Vec::new();
+        for _ in 0..20 {
+            all.extend(Raw::header(Op::Write, block.addr, 15_000));
+            all.extend([7; 15_000]);
+        }
+        sim.control.set("hang", 1);
+        let before = resident();
+        let raws: Vec<_> = (0..300)
+            .map(|_| {
+                let mut raw = Raw::connect(target.data_port());
+                raw.stream.set_nonblocking(true).unwrap();
+                // As much as the sockets take; more than the engine reads at once.
+                let _ = raw.stream.write(&all);
+                raw
+            })
+            .collect();
+        std::thread::sleep(ms(500));
+        let kept = resident().saturating_sub(before);
+        assert!(kept < 24 << 10, "{kept} KiB for {} connections", raws.len());
+        sim.control.heal();
+        for mut raw in raws {
+            raw.stream.set_nonblocking(false).unwrap();
+            assert_eq!(raw.answer(), Answer::Applied);
+        }
     }
 }
