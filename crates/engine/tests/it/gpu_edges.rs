@@ -1,9 +1,10 @@
 //! What peers and initiators are told at the edges: many answers in one call, ends before copies, peers that never answer.
+#![expect(unsafe_code, reason = "memory that goes away under its registration")]
 
 use std::io::Write;
 use std::time::Duration;
 
-use tensorferry::Op;
+use tensorferry::{Op, RegisterOptions};
 use tensorferry_wire::{Header, Version};
 
 use crate::common::{engine, eventually, lanes, ms, timed, within};
@@ -59,6 +60,33 @@ apart! {
             block.free();
         }
     }
+}
+
+/// Memory that the owner has unmapped under its registration, with copies by the kernel, which says so.
+#[test]
+fn a_write_that_cannot_be_applied_is_not_acknowledged_by_an_orderly_end() {
+    let mut config = lanes(1, 1);
+    config.safe_copy = true;
+    let target = engine(config);
+    let (len, access) = (8192, libc::PROT_READ | libc::PROT_WRITE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice changes nothing that exists.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    let addr = base.expose_provenance() as u64;
+    // SAFETY: broken on purpose; the kernel finds out.
+    unsafe { target.register(addr, len as u64, &RegisterOptions::default()) }.unwrap();
+    // SAFETY: the mapping is this test's, and nothing else uses it.
+    assert_eq!(unsafe { libc::mprotect(base, len, libc::PROT_NONE) }, 0);
+    let mut raw = Raw::connect(target.data_port());
+    let header = Header { op: Op::Write, version: Version::V1, addr, len: 100 };
+    raw.send(&header.encode());
+    raw.send(&[7; 100]);
+    raw.half_close();
+    assert_eq!(raw.answer(), Answer::Reset);
+    target.unregister(addr).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::munmap(base, len) }, 0);
 }
 
 apart! {
