@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::io::Socket;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
 use crate::metrics::Metrics;
@@ -23,13 +24,17 @@ pub(crate) struct ServeConn {
 const ROUNDS: usize = 16;
 /// How much is read ahead behind a payload that is received in place: the next header, and a little.
 const AHEAD: usize = 4 << 10;
+/// When so many bytes wait for staging slots on a thread, only a little is read of any connection at once.
+const MAX_STASHED: usize = 8 << 20;
 /// How long the rest of a header may take, and a refused peer to go away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Reactor {
     pub(super) fn drive_serve(&mut self, conn: &mut Conn) -> Fate {
         let mut served = Served::default();
+        let before = conn.serve().serve.stashed();
         let fate = self.serve_rounds(conn, &mut served);
+        self.stashed = self.stashed + conn.serve().serve.stashed() - before;
         count(&served, &self.core.metrics);
         if conn.serve().serve.is_starved() {
             self.sweep_by(self.now + STARVED);
@@ -107,7 +112,8 @@ impl Reactor {
         };
         let buffer = &mut self.scratch.receive;
         let serve = &conn.serve().serve;
-        let ahead = if direct.is_some() || serve.expects_direct() { AHEAD } else { buffer.len() };
+        let little = direct.is_some() || serve.expects_direct() || self.stashed >= MAX_STASHED;
+        let ahead = if little { AHEAD } else { buffer.len() };
         let spans =
             [direct.unwrap_or(Span { addr: 0, len: 0 }), Span::of_mut(&mut buffer[..ahead])];
         let spans = if direct.is_some() { &spans[..] } else { &spans[1..] };
@@ -245,6 +251,17 @@ impl ServeConn {
         }
         if output {
             self.serve.relinquish();
+        }
+    }
+
+    /// Has the peer see a reset if an orderly end would tell it that a WRITE is applied which is not.
+    pub(super) fn stashed(&self) -> usize {
+        self.serve.stashed()
+    }
+
+    pub(super) fn end(&mut self, socket: &Socket) {
+        if self.serve.owes_v1() {
+            socket.reset_on_close();
         }
     }
 

@@ -97,6 +97,8 @@ pub(crate) struct Reactor {
     pub(super) over: Vec<(Arc<Question>, Failure)>,
     /// Bytes of requests that have arrived in part on control connections.
     pub(super) control_bytes: usize,
+    /// Bytes of WRITEs that have arrived and wait for staging slots.
+    pub(super) stashed: usize,
     pub(super) throttle: Throttle,
     /// Peers whose queue is looked after here.
     peers: HashMap<usize, Arc<Peer>>,
@@ -302,6 +304,7 @@ impl Reactor {
             asking: 0,
             over: Vec::new(),
             control_bytes: 0,
+            stashed: 0,
             throttle: Throttle::default(),
             peers: HashMap::new(),
             lanes: HashMap::new(),
@@ -516,7 +519,10 @@ impl Reactor {
             Kind::Lane(lane) => self.lane_gone(conn.token, lane),
             Kind::Control(control) => self.control_bytes -= control.kept(),
             Kind::Ask(_) => self.ask_gone(),
-            Kind::Serve(_) => {}
+            Kind::Serve(mut serve) => {
+                self.stashed -= serve.stashed();
+                serve.end(&conn.socket);
+            }
         }
     }
 
@@ -783,10 +789,11 @@ impl Reactor {
         }
         self.now = Instant::now();
         for place in &mut self.conns {
-            if let Some(mut conn) = place.conn.take()
-                && let Kind::Lane(lane) = &mut conn.kind
-            {
-                lane.stop_all(self.now);
+            let Some(mut conn) = place.conn.take() else { continue };
+            match &mut conn.kind {
+                Kind::Lane(lane) => lane.stop_all(self.now),
+                Kind::Serve(serve) => serve.end(&conn.socket),
+                Kind::Control(_) | Kind::Ask(_) => {}
             }
         }
         for command in self.mailbox().shut() {

@@ -153,11 +153,12 @@ impl Devices {
 
     /// Ends all copies.
     pub(crate) fn close(&self) {
-        let stagers = self.stagers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut stagers = self.stagers.write().unwrap_or_else(PoisonError::into_inner);
         self.closed.store(true, Ordering::Relaxed);
-        let all: Vec<_> = stagers.values().cloned().collect();
+        // Taken out: whoever closes again does not wait again for what hangs.
+        let all = std::mem::take(&mut *stagers);
         drop(stagers);
-        for stager in all {
+        for stager in all.into_values() {
             stager.close(PATIENCE);
         }
     }

@@ -156,7 +156,8 @@ impl Outlet {
             if !self.open.as_ref().is_some_and(fits) {
                 self.flush(bell);
                 match self.take(&payload.stager, bell) {
-                    Ok(None) => {}
+                    // What was refused before can be had now.
+                    Ok(None) => payload.refused = None,
                     Ok(Some(less)) => return less,
                     Err(why) => {
                         payload.refused = Some(why);

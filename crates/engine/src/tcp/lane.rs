@@ -273,6 +273,8 @@ impl Lane {
 
     /// The socket is empty: a staging slot goes to whoever needs it, unless a payload will go on there.
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
+        // Nor is one waited for: it would lie here unused until something arrives.
+        self.inlet.give_up_turn();
         if !self.reader.is_in_payload() {
             self.inlet.rest(bell);
         }

@@ -171,6 +171,16 @@ impl Serve {
         self.v1
     }
 
+    /// Whether the end of our side of the stream would say so of a WRITE that is not applied.
+    pub(crate) fn owes_v1(&mut self) -> bool {
+        self.v1 && (self.incoming.is_some() || self.inlet.reached().ok() < Some(self.inlet.mark()))
+    }
+
+    /// Bytes that wait here for a staging slot.
+    pub(crate) fn stashed(&self) -> usize {
+        self.stash.len()
+    }
+
     /// Whether it waits for a staging slot.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved
@@ -457,6 +467,8 @@ impl Serve {
             self.plan_as::<false>(spans);
         } else {
             self.plan_as::<true>(spans);
+            // A payload in several slots is as many pieces.
+            spans.truncate(MAX_CALL_SPANS);
         }
     }
 

@@ -11,6 +11,7 @@ mod gpu;
 mod gpu_access;
 mod gpu_counts;
 mod gpu_done;
+mod gpu_edges;
 mod gpu_faults;
 mod gpu_kit;
 mod gpu_life;
