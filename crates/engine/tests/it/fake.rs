@@ -398,7 +398,8 @@ impl Raw {
     }
 
     pub(crate) fn half_close(&self) {
-        self.stream.shutdown(Shutdown::Write).unwrap();
+        // The other end may have reset the connection already.
+        done(self.stream.shutdown(Shutdown::Write));
     }
 }
 
