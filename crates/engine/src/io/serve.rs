@@ -254,11 +254,12 @@ impl ServeConn {
         }
     }
 
-    /// Has the peer see a reset if an orderly end would tell it that a WRITE is applied which is not.
+    /// Bytes that wait here for a staging slot.
     pub(super) fn stashed(&self) -> usize {
         self.serve.stashed()
     }
 
+    /// Has the peer see a reset if an orderly end would tell it that a WRITE is applied which is not.
     pub(super) fn end(&mut self, socket: &Socket) {
         if self.serve.owes_v1() {
             socket.reset_on_close();
