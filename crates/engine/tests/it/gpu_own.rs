@@ -167,7 +167,7 @@ apart! {
             });
             let state = if cancel { BatchState::Cancelled } else { BatchState::TimedOut };
             assert_eq!(batch.poll(), state, "{result:?}");
-            assert!(took < ms(700), "{took:?}");
+            assert!(took < ms(1200), "{took:?}");
             stays(&block, || {
                 // Another copy goes the same way, behind whatever was there.
                 let request = Request { local: other.addr, len: 1000, ..request };
@@ -201,7 +201,7 @@ apart! {
                     batch
                 });
                 assert_eq!(batch.poll(), BatchState::Failed);
-                assert!(took >= ms(300) && took < ms(800), "{took:?}");
+                assert!(took >= ms(300) && took < ms(1000), "{took:?}");
                 sim.control.heal();
                 // What hung comes to its end before what follows it the same way.
                 run(&segment, Request { len: 1000, ..request });
@@ -227,7 +227,7 @@ apart! {
         let batch = submit(&segment, vec![request], within(ms(20_000))).unwrap();
         crate::common::eventually("it hangs", || sim.control.count("copies_in_flight") > 0);
         let ((), took) = timed(|| batch.cancel());
-        assert!(took < ms(400), "{took:?}");
+        assert!(took < ms(700), "{took:?}");
         assert_eq!(batch.result().unwrap().unwrap_err().code(), 29);
         let ((), took) = timed(|| engine.close());
         assert!(took < ms(2500), "{took:?}");

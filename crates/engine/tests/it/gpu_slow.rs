@@ -191,7 +191,7 @@ apart! {
                     result.unwrap_or_else(|e| panic!("{slots} slots, {count} strangers: {e}"));
                     assert!(to.read(0, 3 * MIB) == bytes);
                     // Whoever stalls is known after the first time.
-                    let most = if round == 0 { 50 * count as u64 + 1000 } else { 1000 };
+                    let most = if round == 0 { 50 * count as u64 + 3000 } else { 3000 };
                     assert!(took < ms(most), "{slots} slots, {count} strangers: {op:?} {took:?}");
                 }
             }
@@ -255,7 +255,7 @@ apart! {
                     assert!(host.read(0, MIB) == text(MIB, 1));
                 }
             });
-            assert!(took < ms(1000), "{what}: {took:?}");
+            assert!(took < ms(4000), "{what}: {took:?}");
             drop(held);
         }
     }
@@ -325,7 +325,7 @@ apart! {
                 let batch = submit(&segments[1], vec![request], within(ms(8000))).unwrap();
                 let (result, took) = timed(|| end(&batch));
                 result.unwrap_or_else(|e| panic!("{op:?}: {e}"));
-                assert!(took < ms(1000), "{op:?}: {took:?}");
+                assert!(took < ms(4000), "{op:?}: {took:?}");
             }
         }
         drop((segments, e));
@@ -364,12 +364,12 @@ apart! {
                 let (result, took) =
                     timed(|| end(&submit(&to_good, vec![request], within(ms(8000))).unwrap()));
                 result.unwrap();
-                assert!(took < ms(1500), "{slots} slots: {took:?}");
+                assert!(took < ms(4000), "{slots} slots: {took:?}");
                 assert!(other.read(0, 4 * MIB) == memory(BASE, 4 * MIB as u64));
             }
             for batch in &stuck {
                 let ((), took) = timed(|| batch.cancel());
-                assert!(took < ms(300), "{took:?}");
+                assert!(took < ms(1000), "{took:?}");
             }
             drop((to_silent, to_good, e));
             assert_eq!(sim.control.count("pinned_bytes"), 0, "slots were lost");
@@ -406,10 +406,10 @@ apart! {
                 let (result, took) =
                     timed(|| end(&submit(&to_good, vec![request], within(ms(8000))).unwrap()));
                 result.unwrap();
-                assert!(took < ms(1500), "{slots} slots: {took:?}");
+                assert!(took < ms(4000), "{slots} slots: {took:?}");
             }
             let ((), took) = timed(|| stuck.cancel());
-            assert!(took < ms(300), "{took:?}");
+            assert!(took < ms(1000), "{took:?}");
             let error = stuck.wait().unwrap_err();
             says(&error, &["cancelled"]);
             drop((to_deaf, to_good, e));
