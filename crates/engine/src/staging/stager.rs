@@ -59,6 +59,7 @@ pub(crate) struct Job {
 
 /// Where a job stands. Shared by those who wait for it and those who carry it out.
 pub(crate) struct Done {
+    way: Way,
     state: AtomicU8,
     fault: OnceLock<Fault>,
     keep: Mutex<Vec<Keep>>,
@@ -83,6 +84,8 @@ pub(crate) struct Stager {
     /// Jobs that were given to the worker and have not ended.
     live: Mutex<HashMap<u64, Arc<Done>>>,
     gates: Mutex<Vec<Arc<Gate>>>,
+    /// When a copy last ended, by [`Way`].
+    moved: Mutex<[Option<Instant>; 3]>,
     next: AtomicU64,
     ended: Mutex<bool>,
     end_seen: Condvar,
@@ -102,8 +105,8 @@ struct Orders {
     stuck: bool,
 }
 
-/// How long a copy may go on after its batch was told to stop, before it counts as hung. A slot is copied in a
-/// millisecond or less; this much more is for a device that others keep busy.
+/// How long a copy may go on after its batch was told to stop, or after the device last ended one, before it counts as
+/// hung. A slot is copied in a millisecond or less; this much more is for a device that others keep busy.
 const GRACE: Duration = Duration::from_millis(60);
 /// How long a registration waits for the worker's first words: it may have to pin the slots.
 const START: Duration = Duration::from_secs(30);
@@ -129,6 +132,7 @@ impl Stager {
             called: Condvar::new(),
             live: Mutex::default(),
             gates: Mutex::default(),
+            moved: Mutex::default(),
             next: AtomicU64::new(1),
             ended: Mutex::default(),
             end_seen: Condvar::new(),
@@ -213,6 +217,7 @@ impl Stager {
     pub(crate) fn submit(&self, job: Job) -> Arc<Done> {
         let Job { way, copies, keep, bell } = job;
         let done = Arc::new(Done {
+            way,
             state: AtomicU8::new(RUNNING),
             fault: OnceLock::new(),
             keep: Mutex::new(keep),
@@ -320,6 +325,7 @@ impl Stager {
     /// The job has ended: whoever waits for it is told, and what it held is let go.
     pub(super) fn end(&self, task: worker::Task, fault: Option<Fault>) {
         locked(&self.live).remove(&task.number);
+        locked(&self.moved)[task.way as usize] = Some(Instant::now());
         task.done.end(fault);
         if let Some(bell) = task.bell {
             bell.ring();
@@ -334,7 +340,11 @@ impl Stager {
     /// for a stream; returns when to look again.
     pub(crate) fn sweep(&self, now: Instant) -> Option<Instant> {
         let live: Vec<_> = locked(&self.live).values().cloned().collect();
-        let next = live.iter().filter_map(|done| done.sweep(self.device, now)).min();
+        let moved = *locked(&self.moved);
+        let next = live
+            .iter()
+            .filter_map(|done| done.sweep(self.device, now, moved[done.way as usize]))
+            .min();
         let gates: Vec<_> = locked(&self.gates).clone();
         let next_gate = gates.iter().filter_map(|gate| gate.sweep(now)).min();
         next.into_iter().chain(next_gate).min()
@@ -409,7 +419,8 @@ impl Done {
     }
 
     /// Gives up on a copy that goes on although its batch was told to stop; returns when to look again.
-    fn sweep(&self, device: DeviceId, now: Instant) -> Option<Instant> {
+    /// `moved` is when the device last ended a copy in its direction.
+    fn sweep(&self, device: DeviceId, now: Instant, moved: Option<Instant>) -> Option<Instant> {
         let (mut next, mut stopped) = (None::<Instant>, false);
         for keep in &*locked(&self.keep) {
             let Keep::Hold(hold) = keep else { continue };
@@ -424,7 +435,8 @@ impl Done {
         if !stopped {
             return next;
         }
-        let due = *locked(&self.stopped).get_or_insert(now) + GRACE;
+        let stopped = *locked(&self.stopped).get_or_insert(now);
+        let due = moved.map_or(stopped, |moved| moved.max(stopped)) + GRACE;
         if now < due {
             return Some(next.map_or(due, |next| next.min(due)));
         }
