@@ -27,6 +27,7 @@ mod examine;
 mod interface;
 mod library;
 mod memory;
+mod place;
 mod queries;
 mod runtime;
 mod search;

@@ -17,6 +17,7 @@ use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
 
 use crate::device::Vendor;
 use crate::elf;
+use crate::place::{self, Place};
 use crate::state::Tried;
 
 /// A library that is mapped for the rest of the process's life.
@@ -108,30 +109,48 @@ pub(crate) fn stems(vendor: Vendor) -> &'static [&'static str] {
 
 /// Opens a library by name or path.
 pub(crate) fn open(name: &Path) -> Result<&'static Library, Tried> {
+    let found = find(name);
     // What is mapped is good, whatever has become of its file since.
-    if let Ok(mapped) = load(name, libc::RTLD_NOLOAD) {
+    if let Some(mapped) = load_mapped(name, &found) {
         return Ok(mapped);
     }
-    // A name without a slash is searched for by the loader, so which file it will be is not known
-    // before.
-    if name.as_os_str().as_bytes().contains(&b'/') {
-        if !name.exists() {
-            return Err(Tried {
-                name: name.to_owned(),
-                answer: "no such file".to_owned(),
-                found: false,
-            });
+    match found {
+        // By its path, so that it is the file that was checked.
+        Some(Ok(file)) => load(&file, 0),
+        Some(Err((file, answer))) => {
+            let found = !is_path(name) || name.exists();
+            let answer = if found { answer } else { "no such file".to_owned() };
+            Err(Tried { name: file, answer, found })
         }
-        if let Err(answer) = elf::check(name) {
-            return Err(Tried { name: name.to_owned(), answer, found: true });
-        }
+        None => load(name, 0),
     }
-    load(name, 0)
 }
 
 /// The copy at `name` if it is mapped; nothing is loaded.
 pub(crate) fn open_mapped(name: &Path) -> Option<&'static Library> {
-    load(name, libc::RTLD_NOLOAD).ok()
+    load_mapped(name, &find(name))
+}
+
+/// The copy that is mapped by this name. The loader looks at the file as well, to know it by its
+/// other names, so it is not asked for what would keep it waiting.
+fn load_mapped(name: &Path, found: &Option<Place>) -> Option<&'static Library> {
+    match found {
+        Some(Err((file, _))) if elf::is_no_file(file) => None,
+        _ => load(name, libc::RTLD_NOLOAD).ok(),
+    }
+}
+
+fn is_path(name: &Path) -> bool {
+    name.as_os_str().as_bytes().contains(&b'/')
+}
+
+/// The file that `name` means, checked; `None` leaves it to the loader.
+fn find(name: &Path) -> Option<Place> {
+    if is_path(name) {
+        let checked = elf::check(name).map_err(|flaw| (name.to_owned(), flaw.why));
+        return Some(checked.map(|()| name.to_owned()));
+    }
+    place::find(name)
 }
 
 fn load(name: &Path, flags: c_int) -> Result<&'static Library, Tried> {

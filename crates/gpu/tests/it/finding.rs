@@ -124,7 +124,7 @@ child_test! {
         assert_eq!(examined(&discovery, Vendor::Hip).word(), "ready");
         let found = [
             row("libamdhip64.so.10", "No such file or directory", false),
-            row("libamdhip64.so.7", "invalid ELF header", true),
+            row("libamdhip64.so.7", "this is no shared library", true),
             row("libamdhip64.so.6", "opened", true),
         ];
         assert_eq!(tried(&discovery, Vendor::Hip), found);
@@ -139,6 +139,150 @@ child_test! {
             tried(&second, Vendor::Hip),
             [row("libamdhip64.so.6", "loaded already", true)]
         );
+    }
+}
+
+/// A folder of one test's own that is searched before the one with the good libraries.
+fn searched_first(test: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(test)
+}
+
+/// What a search answers that meets `put`'s file of a driver's name before a good one: the state's
+/// word, and what was tried first.
+fn meets(test: &str, put: impl FnOnce(&Path)) -> (&'static str, Tried) {
+    let file = searched_first(test).join("libcuda.so.1");
+    let _ = std::fs::remove_file(&file).or_else(|_| std::fs::remove_dir(&file));
+    std::fs::create_dir_all(searched_first(test)).expect("the target folder can be written");
+    put(&file);
+    let discovery = Discovery::new(Settings::default());
+    let word = examined(&discovery, Vendor::Cuda).word();
+    (word, discovery.tried(Vendor::Cuda).swap_remove(0))
+}
+
+/// The loader's search ends at such a file.
+fn stops_at(test: &str, answer: &str, put: impl FnOnce(&Path)) {
+    let (word, first) = meets(test, put);
+    let name = searched_first(test).join("libcuda.so.1");
+    assert_eq!((word, &first.name, first.found), ("unusable", &name, true), "{first:?}");
+    assert!(first.answer.contains(answer), "{first:?}");
+    assert!(mapped("libcuda").is_empty());
+}
+
+/// The loader's search goes on after such a file.
+fn goes_on_after(test: &str, put: impl FnOnce(&Path)) {
+    let (word, first) = meets(test, put);
+    assert_eq!((word, first.answer.as_str()), ("ready", "opened"), "{first:?}");
+    assert_eq!(mapped("libcuda"), [text(&stubs().join("a/libcuda.so.1"))]);
+}
+
+fn stubs() -> &'static Path {
+    folder().expect("they were built")
+}
+
+/// `test`'s own folder, then the one with the good libraries.
+fn before_good(test: &str) -> String {
+    format!("{}:{}", text(&searched_first(test)), path("a"))
+}
+
+child_test! {
+    fn a_cut_library_in_the_search_path_is_no_accident(LD_LIBRARY_PATH = before_good("found_cut")) {
+        let good = std::fs::read(stub!("a/libcuda.so.1")).unwrap();
+        for len in [0, 1, 63, 64, 100, 900, 4096, 5000, good.len() / 2] {
+            let answer = if len < 64 { "no shared library" } else { "cut off" };
+            stops_at("found_cut", answer, |file| std::fs::write(file, &good[..len]).unwrap());
+        }
+        // By a link, as a package has it.
+        stops_at("found_cut", "cut off", |file| {
+            let cut = file.with_file_name("libcuda.so.550");
+            std::fs::write(&cut, &good[..good.len() / 2]).unwrap();
+            std::os::unix::fs::symlink(cut, file).unwrap();
+        });
+    }
+}
+
+child_test! {
+    fn what_is_no_file_in_the_search_path_is_told(LD_LIBRARY_PATH = before_good("found_other")) {
+        stub!("a/libcuda.so.1");
+        stops_at("found_other", "this is no file", |file| std::fs::create_dir(file).unwrap());
+        stops_at("found_other", "this is no file", |file| {
+            std::os::unix::fs::symlink("/dev/zero", file).unwrap();
+        });
+        let fifo = |file: &Path| {
+            let made = std::process::Command::new("mkfifo").arg(file).status().unwrap();
+            assert!(made.success());
+        };
+        stops_at("found_other", "this is no file", fifo);
+        // It can be named as well.
+        let file = searched_first("found_other").join("libcuda.so.1");
+        let discovery = with_library(Vendor::Cuda, &file);
+        assert_eq!(discovery.peek(Vendor::Cuda).word(), "not-looked-for");
+        let state = examined(&discovery, Vendor::Cuda);
+        assert!(state.to_string().contains("this is no file"), "{state}");
+    }
+}
+
+child_test! {
+    fn a_library_of_another_machine_is_passed_over(
+        LD_LIBRARY_PATH = before_good("found_machine")
+    ) {
+        let mut bytes = std::fs::read(stub!("a/libcuda.so.1")).unwrap();
+        bytes[18] = 0xf3;
+        goes_on_after("found_machine", |file| std::fs::write(file, &bytes[..bytes.len() / 2]).unwrap());
+    }
+}
+
+child_test! {
+    fn a_library_of_another_class_is_passed_over(LD_LIBRARY_PATH = before_good("found_class")) {
+        let mut bytes = std::fs::read(stub!("a/libcuda.so.1")).unwrap();
+        bytes[4] = 1;
+        goes_on_after("found_class", |file| std::fs::write(file, bytes).unwrap());
+    }
+}
+
+child_test! {
+    fn a_link_to_nowhere_is_passed_over(LD_LIBRARY_PATH = before_good("found_link")) {
+        stub!("a/libcuda.so.1");
+        goes_on_after("found_link", |file| std::os::unix::fs::symlink("/nowhere", file).unwrap());
+    }
+}
+
+child_test! {
+    fn an_unreadable_library_is_passed_over(LD_LIBRARY_PATH = before_good("found_unreadable")) {
+        use std::os::unix::fs::PermissionsExt;
+        let good = stub!("a/libcuda.so.1");
+        let put = |file: &Path| {
+            std::fs::copy(&good, file).unwrap();
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o0)).unwrap();
+        };
+        // The superuser can read it.
+        let file = searched_first("found_unreadable").join("libcuda.so.1");
+        let (word, _) = meets("found_unreadable", put);
+        assert_eq!(word, "ready");
+        assert_eq!(mapped("found_unreadable").is_empty(), std::fs::File::open(file).is_err());
+    }
+}
+
+child_test! {
+    fn a_link_to_a_good_library_is_opened_by_its_name(LD_LIBRARY_PATH = before_good("found_good")) {
+        let good = stub!("b/libcuda.so.1");
+        let (word, first) =
+            meets("found_good", |file| std::os::unix::fs::symlink(&good, file).unwrap());
+        assert_eq!((word, first.answer.as_str()), ("ready", "opened"));
+        assert_eq!(text(&first.name), "libcuda.so.1");
+        assert_eq!(mapped("libcuda"), [text(&good)]);
+    }
+}
+
+child_test! {
+    /// Whatever the file is called that it was loaded from.
+    fn a_mapped_soname_is_not_loaded_again(LD_LIBRARY_PATH = path("b")) {
+        let other = searched_first("found_soname").join("driver.so");
+        std::fs::create_dir_all(searched_first("found_soname")).unwrap();
+        std::fs::copy(stub!("a/libcuda.so.1"), &other).unwrap();
+        let _framework = Stub::open(&other);
+        let discovery = Discovery::new(Settings::default());
+        assert_eq!(discovery.require(Vendor::Cuda).unwrap().file(), other.as_path());
+        assert!(mapped("stubs/b/").is_empty());
     }
 }
 
