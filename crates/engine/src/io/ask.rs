@@ -11,7 +11,8 @@ use tensorferry_wire::FrameReader;
 use crate::control::{Failure, Question, Step};
 use crate::error::{Error, Result};
 use crate::io::Socket;
-use crate::io::thread::{Command, Conn, Fate, Reactor};
+use crate::io::mailbox::Command;
+use crate::io::thread::{Conn, Fate, Reactor};
 use crate::memory::Span;
 
 /// How many questions a thread asks at the same time; more wait.

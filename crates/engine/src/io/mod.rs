@@ -4,6 +4,7 @@ mod ask;
 mod control;
 mod descriptors;
 mod lane;
+mod mailbox;
 mod pool;
 mod serve;
 mod socket;
@@ -11,6 +12,7 @@ mod thread;
 mod throttle;
 
 pub(crate) use descriptors::Descriptors;
+pub(crate) use mailbox::{Command, Mailbox, prepare};
 pub(crate) use pool::Pool;
 pub(crate) use socket::{Listener, Socket};
-pub(crate) use thread::{Command, IoThread, Mailbox, prepare};
+pub(crate) use thread::IoThread;

@@ -6,13 +6,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Token};
 
 use crate::control::{Failure, Question};
 use crate::core::Core;
@@ -20,54 +20,15 @@ use crate::error::{Error, Result};
 use crate::io::ask::AskConn;
 use crate::io::control::ControlConn;
 use crate::io::lane::{LaneConn, Stuck};
+use crate::io::mailbox::{Command, ConnBell, Mailbox, WAKER};
 use crate::io::serve::ServeConn;
 use crate::io::throttle::Throttle;
 use crate::io::{Listener, Socket};
 use crate::local::Local;
 use crate::memory::Span;
 use crate::peer::Peer;
-use crate::registry::BufferInfo;
 use crate::staging::Bell;
 use crate::transfer::{Slice, Stop};
-
-/// What an IO thread can be told.
-pub(crate) enum Command {
-    /// Look at a peer's queue.
-    Kick(Arc<Peer>),
-    /// Give a peer's queue, which another thread looks after, to its lanes here.
-    Help(Arc<Peer>),
-    /// Make a lane to a peer whose queue another thread looks after.
-    Dial(Arc<Peer>),
-    /// Serve a connection that was accepted.
-    Serve(Socket),
-    /// Some batch is to stop: settle what is held of it.
-    Sweep,
-    /// Let go of a buffer.
-    Revoke(BufferInfo),
-    /// A staging slot or a copy that a connection waited for is there.
-    Ring(Token),
-    /// Others wait for staging slots: give back those whose bytes only wait for a socket.
-    Relinquish,
-    /// Ask a peer's control port something.
-    Ask(Arc<Question>),
-    /// Where the peer is that a question is for.
-    Found(Arc<Question>, Result<Vec<SocketAddr>>),
-    /// Ask a peer for its descriptor.
-    Fetch(Arc<Peer>),
-    /// Keep the deadlines of copies within the process.
-    Watch(Arc<Local>),
-    /// End.
-    Stop,
-}
-
-/// How an IO thread is told things.
-pub(crate) struct Mailbox {
-    /// `None`: the thread has ended, and what is posted is dropped.
-    commands: Mutex<Option<Vec<Command>>>,
-    /// The thread is not asleep, or has been woken.
-    awake: AtomicBool,
-    waker: Waker,
-}
 
 /// The thread, as its engine sees it.
 pub(crate) struct IoThread {
@@ -142,33 +103,6 @@ pub(crate) struct Conn {
     kind: Kind,
 }
 
-/// Wakes one connection of an IO thread.
-struct ConnBell {
-    mailbox: Arc<Mailbox>,
-    token: Token,
-    /// It was rung, and the connection has not been woken yet.
-    rung: AtomicBool,
-}
-
-/// Wakes the thread to look for what is due.
-impl Bell for Mailbox {
-    fn ring(&self) {
-        self.post(Command::Sweep);
-    }
-}
-
-impl Bell for ConnBell {
-    fn ring(&self) {
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            self.mailbox.post(Command::Ring(self.token));
-        }
-    }
-
-    fn heard(&self) {
-        self.rung.store(false, Ordering::Release);
-    }
-}
-
 enum Kind {
     Lane(LaneConn),
     Serve(ServeConn),
@@ -198,7 +132,6 @@ enum Role {
     Data,
 }
 
-const WAKER: Token = Token(0);
 const FIRST_LISTENER: usize = 1;
 const LISTENERS: usize = 2;
 /// Tokens of connections: index in the low half, generation in the high one.
@@ -209,54 +142,6 @@ const REST: Duration = Duration::from_millis(100);
 pub(super) const STARVED: Duration = Duration::from_millis(50);
 /// How many control connections are served at the same time.
 const MAX_CONTROL: usize = 512;
-
-impl Mailbox {
-    pub(crate) fn post(&self, command: Command) {
-        match &mut *self.lock() {
-            Some(commands) => commands.push(command),
-            // A command that is kept holds its peer, and that the mailbox.
-            None => return,
-        }
-        // SeqCst: pairs with `sleep`, which says "asleep" before it looks for commands a last time.
-        if !self.awake.swap(true, Ordering::SeqCst) {
-            // An eventfd of ours takes a write unless its counter is full, and then it is awake.
-            let _ = self.waker.wake();
-        }
-    }
-
-    fn take(&self) -> Vec<Command> {
-        self.lock().as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Nothing is taken in after this; returns what was left.
-    fn shut(&self) -> Vec<Command> {
-        self.lock().take().unwrap_or_default()
-    }
-
-    /// True if the thread may sleep: nothing was posted, and whoever posts from now on wakes it.
-    fn sleep(&self) -> bool {
-        self.awake.store(false, Ordering::SeqCst);
-        let empty = self.lock().as_ref().is_none_or(Vec::is_empty);
-        if !empty {
-            self.awake.store(true, Ordering::SeqCst);
-        }
-        empty
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A poller and the mailbox that wakes it, for a thread that is started later.
-pub(crate) fn prepare() -> Result<(Poll, Arc<Mailbox>)> {
-    let poll = Poll::new().map_err(|e| Error::io("making a poller (epoll)", e))?;
-    let waker =
-        Waker::new(poll.registry(), WAKER).map_err(|e| Error::io("making a waker (eventfd)", e))?;
-    let commands = Mutex::new(Some(Vec::new()));
-    let mailbox = Mailbox { commands, awake: AtomicBool::new(true), waker };
-    Ok((poll, Arc::new(mailbox)))
-}
 
 impl IoThread {
     /// Starts thread `index` of the engine; `listeners` are the control and the data listener, for one of
@@ -617,7 +502,6 @@ impl Reactor {
             self.free.push(index);
             return None;
         }
-        let mailbox = Arc::clone(&self.core.mailboxes[self.index]);
         let conn = Conn {
             token,
             socket,
@@ -627,7 +511,7 @@ impl Reactor {
             queued: false,
             due,
             timed: false,
-            bell: Arc::new(ConnBell { mailbox, token, rung: AtomicBool::new(false) }),
+            bell: ConnBell::of(self.mailbox(), token),
             kind,
         };
         self.core.descriptors.note(conn.socket.as_raw_fd());
