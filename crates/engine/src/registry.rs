@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -93,6 +93,8 @@ pub(crate) struct Buffer {
     epoch: u64,
     /// How often it is registered; changed under the registry's write lock only.
     repeats: AtomicU32,
+    /// Somebody is taking it out of use, and waits for its pins.
+    leaving: AtomicBool,
     /// Users, and [`CLOSED`].
     pins: AtomicU64,
     unpinned: (Mutex<()>, Condvar),
@@ -282,6 +284,7 @@ impl Registry {
             allocation,
             epoch: self.next_epoch.fetch_add(1, Ordering::Relaxed),
             repeats: AtomicU32::new(1),
+            leaving: AtomicBool::new(false),
             pins: AtomicU64::new(0),
             unpinned: Default::default(),
             lent: Mutex::new(lent.clone()),
@@ -307,6 +310,8 @@ impl Registry {
             if quiet {
                 self.remove(&buffer);
             } else {
+                // Whoever calls again waits again. Release: pairs with the Acquire in `close`.
+                buffer.leaving.store(false, Ordering::Release);
                 let BufferInfo { addr, len } = buffer.info();
                 result = Err(Error::StillInUse { addr, len, waited: begin.elapsed() });
             }
@@ -320,7 +325,9 @@ impl Registry {
         for &addr in addrs {
             let wanted = times.entry(addr).or_default();
             *wanted += 1;
-            let known = buffers.get(&addr).map_or(0, |b| b.repeats.load(Ordering::Relaxed));
+            // One that somebody else takes out of use is that one's to answer for.
+            let known = buffers.get(&addr).filter(|b| !b.leaving.load(Ordering::Acquire));
+            let known = known.map_or(0, |b| b.repeats.load(Ordering::Relaxed));
             if known < *wanted {
                 return Err(Error::NotRegistered { addr });
             }
@@ -333,6 +340,7 @@ impl Registry {
                 buffer.repeats.fetch_sub(times, Ordering::Relaxed);
             } else {
                 buffer.repeats.store(1, Ordering::Relaxed);
+                buffer.leaving.store(true, Ordering::Relaxed);
                 buffer.close();
                 closed.push(Arc::clone(buffer));
             }
@@ -343,7 +351,7 @@ impl Registry {
 
     fn remove(&self, buffer: &Arc<Buffer>) {
         let mut buffers = self.write();
-        // Two threads may have waited for the same buffer; only the one registered is taken out.
+        // Only the one that is registered is taken out.
         if buffers.get(&buffer.addr).is_some_and(|b| b.epoch == buffer.epoch) {
             buffers.remove(&buffer.addr);
         }
@@ -541,6 +549,19 @@ mod tests {
             assert_eq!(buffer, BufferInfo { addr: 100, len: 50 });
             assert!(seen.pin(Op::Read, 100, 1).is_none(), "closed");
             drop(pin.lock().unwrap().take().unwrap());
+        })
+        .unwrap();
+        assert!(r.all().is_empty());
+    }
+
+    #[test]
+    fn only_one_of_two_calls_takes_a_buffer_out_of_use() {
+        let r = registry(&[(100, 50)]);
+        let pin = Mutex::new(r.find(Op::Write, 100, 50));
+        r.unregister(&[100], |_| {
+            let second = r.unregister(&[100], |_| panic!("it is not the second's to revoke"));
+            assert!(matches!(second, Err(Error::NotRegistered { addr: 100 })));
+            drop(pin.lock().unwrap().take());
         })
         .unwrap();
         assert!(r.all().is_empty());
