@@ -336,7 +336,7 @@ def test_memory_of_a_device_is_registered_with_or_without_its_name(one, kind, lo
     said = {
         "gpu:1": ['location "gpu:1" is unknown: "*" is used'],
         # Pinned memory is the host's.
-        "cuda:1": ['location "cuda:1" was given for memory that is not there; it counts as "*"'] if kind == "pinned" else [],
+        "cuda:1": ['location "cuda:1" was given for memory that is not on that device; it counts as "*"'] if kind == "pinned" else [],
     }
     assert [text for text in records(one) if text.startswith("location")] == said.get(location, [])
 
@@ -353,7 +353,7 @@ def test_a_location_that_is_not_where_the_memory_is_counts_as_none(both, one, ki
         _, background, source = lay_out("write", local, area)
         move(initiator, "write", "one", one.name, [local.addr], [area.addr], [90_000])
         assert area.check(background, patches=[(0, source, 0, 90_000)]) == []
-    assert records(one) == ['location "cuda:0" was given for memory that is not there; it counts as "*"']
+    assert records(one) == ['location "cuda:0" was given for memory that is not on that device; it counts as "*"']
 
 
 def test_parts_of_an_allocation_and_what_lies_beyond_it(one):

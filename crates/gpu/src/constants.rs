@@ -115,6 +115,8 @@ pub(crate) const HIP_ATTRIBUTES_FLAGS_AT: usize = 28;
 pub(crate) const HIP_VERSION_MAJOR: i32 = 10_000_000;
 /// CUDA's versions are major × this + minor × 10.
 pub(crate) const CUDA_VERSION_MAJOR: i32 = 1000;
+/// The same in MUSA's, as public sources compare them (40300 is 4.3); not seen on hardware.
+pub(crate) const MUSA_VERSION_MAJOR: i32 = 10_000;
 
 /// `CUresult`, `cudaError_t` and `hipError_t`, which agree on these; MUSA's are compared by name.
 pub(crate) mod code {

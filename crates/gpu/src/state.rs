@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::constants::{CUDA_VERSION_MAJOR, HIP_VERSION_MAJOR};
+use crate::constants::{CUDA_VERSION_MAJOR, HIP_VERSION_MAJOR, MUSA_VERSION_MAJOR};
 use crate::device::{Api, Vendor};
 use crate::error::Failure;
 use crate::interface::DeviceInfo;
@@ -42,10 +42,15 @@ impl Version {
                 minor: number % HIP_VERSION_MAJOR / 100_000,
                 patch: number % 100_000,
             },
-            Vendor::Cuda | Vendor::Musa => Self {
+            Vendor::Cuda => Self {
                 major: number / CUDA_VERSION_MAJOR,
                 minor: number % CUDA_VERSION_MAJOR / 10,
                 patch: number % 10,
+            },
+            Vendor::Musa => Self {
+                major: number / MUSA_VERSION_MAJOR,
+                minor: number % MUSA_VERSION_MAJOR / 100,
+                patch: number % 100,
             },
         }
     }
@@ -374,6 +379,7 @@ mod tests {
     fn versions_are_read_as_each_vendor_writes_them() {
         assert_eq!(Version::new(Vendor::Cuda, 12040).to_string(), "12.4");
         assert_eq!(Version::new(Vendor::Cuda, 13000).to_string(), "13.0");
+        assert_eq!(Version::new(Vendor::Musa, 40_300).to_string(), "4.3");
         assert_eq!(Version::new(Vendor::Hip, 50_221_153).to_string(), "5.2.21153");
         assert_eq!(Version::new(Vendor::Hip, 60_443_484).to_string(), "6.4.43484");
     }

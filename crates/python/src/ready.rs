@@ -305,7 +305,7 @@ impl Ready {
             return Err(error.into());
         }
         let said = format!(
-            "location \"{location}\" was given for memory that is not there; it counts as \"*\""
+            "location \"{location}\" was given for memory that is not on that device; it counts as \"*\""
         );
         logging::warn_once(py, said)?;
         Ok(register(Location::Any)?)

@@ -89,8 +89,8 @@ fn find(chosen: Option<&Path>) -> Result<PathBuf> {
     let beside = program.with_file_name(LIBRARY);
     ensure!(
         beside.exists(),
-        "the library of the simulator is not at {}; name it: --simulate LIBRARY, or {SIMULATOR}; docs/simgpu.md says \
-         where to get it",
+        "the library of the simulator is not at {}; name it: --simulate LIBRARY, or {SIMULATOR}; \
+         `cargo build --release` in a clone of tensorferry leaves it in target/release",
         beside.display()
     );
     Ok(beside)

@@ -119,15 +119,29 @@ impl Devices {
     pub(crate) fn report(&self) -> String {
         let states = self.gpus.states();
         let asked = states.iter().filter(|state| !matches!(state, State::NotLookedFor { .. }));
-        let mut texts: Vec<String> = asked.map(ToString::to_string).collect();
+        let mut texts: Vec<String> = asked
+            .map(|state| match state {
+                State::Ready(found) => {
+                    let (api, file, count) = (found.api, found.file.display(), found.devices.len());
+                    format!("the {api} ({file}, {count} devices) knows no memory there")
+                }
+                state => state.to_string(),
+            })
+            .collect();
+        let left = if texts.is_empty() { "no GPU library" } else { "no other GPU library" };
         if texts.len() < states.len() {
-            let which = if texts.is_empty() { "no GPU library" } else { "no other GPU library" };
-            let why = match self.gpus.settings().choice {
-                Choice::Auto => "none is loaded in this process; name the device, such as cuda:0",
-                Choice::Off => "because of TENSORFERRY_GPU=off; set it to auto",
-                Choice::Only(_) => "because TENSORFERRY_GPU names one vendor; set it to auto",
-            };
-            texts.push(format!("{which} was looked for: {why}"));
+            texts.push(match self.gpus.settings().choice {
+                Choice::Auto => format!(
+                    "{left} is loaded in this process, so none was asked; if it is memory of one, name the device as its \
+                     location, such as cuda:0"
+                ),
+                Choice::Off => {
+                    format!("{left} was looked for, because of TENSORFERRY_GPU=off; set it to auto")
+                }
+                Choice::Only(vendor) => {
+                    format!("{left} was looked for, because of TENSORFERRY_GPU={vendor}; set it to auto")
+                }
+            });
         }
         texts.join("; ")
     }

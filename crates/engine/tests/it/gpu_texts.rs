@@ -260,7 +260,7 @@ apart! {
         let block = sim.alloc(MIB);
         let mut config = sim.config();
         config.gpu.choice = Choice::Off;
-        let off = "no GPU library was looked for: because of TENSORFERRY_GPU=off; set it to auto";
+        let off = "no GPU library was looked for, because of TENSORFERRY_GPU=off; set it to auto";
         bad_address(&config, block.addr, &[off]);
         config.gpu.choice = Choice::Only(Vendor::Hip);
         bad_address(
@@ -278,7 +278,7 @@ apart! {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: an anonymous mapping at an address of the kernel's choice changes nothing that exists.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
-        let none = "no GPU library was looked for: none is loaded in this process; name the device, such as cuda:0";
+        let none = "no GPU library is loaded in this process, so none was asked";
         bad_address(&Config::default(), base.expose_provenance() as u64, &[none]);
     }
 }
