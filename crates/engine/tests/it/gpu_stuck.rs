@@ -46,10 +46,12 @@ fn hangs(sim: &Sim) {
 
 /// Transfers work in both directions, with right bytes.
 fn work(sides: &Sides, local: &Block<'_>, remote: &Block<'_>) {
+    // These are behind whatever hung, in every direction of both devices, and their end is the end of that.
+    for op in [Op::Write, Op::Read] {
+        sides.two.run(vec![local.request(op, 0, remote.addr, local.len)]).unwrap();
+    }
     for (op, seed) in [(Op::Write, 1), (Op::Read, 2)] {
         let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };
-        // The first one is behind whatever hung, and its end is the end of that.
-        sides.two.run(vec![local.request(op, 0, remote.addr, local.len)]).unwrap();
         from.write(0, text(local.len, seed));
         sides.two.run(vec![local.request(op, 0, remote.addr, local.len)]).unwrap();
         assert!(to.read(0, local.len) == text(local.len, seed));
