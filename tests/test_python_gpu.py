@@ -915,13 +915,14 @@ def test_the_thread_that_looks_is_there_only_when_it_is_needed(cuda):
         assert looking() == 0
         for _ in range(3):
             started(ordered.call("transfer_write_on_cuda", ordered.local.addr, ordered.remote.addr, 100, ordered.stream))
-        assert looking() == 1
+        # A thread names itself, a moment after it is there.
+        wait_until(lambda: looking() == 1, 10, "one thread looks")
         ordered.wait()
         before = process.do("usage")["cpu"]
         time.sleep(1)  # idle, to be measured
         assert process.do("usage")["cpu"] - before < 0.05
         process.value("close")
-        assert looking() == 0
+        wait_until(lambda: looking() == 0, 10, "no thread looks")
 
 
 @pytest.mark.parametrize("file, init", [("libmusart.so.5", ""), ("libamdhip64.so.6", "hipInit")])
