@@ -671,6 +671,10 @@ impl Reactor {
         for peer in self.peers.values() {
             peer.stop_all(Stop::Closed);
         }
+        // The pool may hold one as well, for as long as a resolver takes.
+        for question in std::mem::take(&mut self.questions) {
+            question.settle(Err(Error::Closed));
+        }
         self.now = Instant::now();
         for place in &mut self.conns {
             let Some(mut conn) = place.conn.take() else { continue };
