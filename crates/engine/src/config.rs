@@ -33,6 +33,8 @@ pub struct Config {
     pub queue_bytes: usize,
     /// A lane that was idle for longer is replaced before it is used.
     pub lane_idle_probe: Duration,
+    /// A lane that was idle for so long is closed.
+    pub lane_keep: Duration,
     /// Copy into registered memory through the kernel, so that a buffer that its owner has
     /// unmapped fails the request and not the process.
     pub safe_copy: bool,
@@ -47,6 +49,9 @@ pub struct Config {
     /// A lane that owes an answer and makes no progress for so long is closed. `None`: never, the
     /// batch's deadline rules.
     pub progress_timeout: Option<Duration>,
+    /// A lane that owes an answer is closed when the peer's machine has given no sign of life for so long, though it
+    /// was asked for one. A peer that is frozen or busy keeps its lanes.
+    pub silence_timeout: Duration,
     /// The longest control frame that is accepted, in bytes.
     pub control_accept_limit: u64,
     /// The control port of a segment name that has none.
@@ -115,12 +120,14 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(5),
             queue_bytes: 16 * MIB,
             lane_idle_probe: Duration::from_millis(500),
+            lane_keep: Duration::from_secs(60),
             safe_copy: false,
             gpu: gpu::Settings::default(),
             staging_slots: 8,
             staging_slot_bytes: MIB,
             newest_version: Version::V2,
             progress_timeout: None,
+            silence_timeout: Duration::from_secs(10),
             control_accept_limit: DEFAULT_ACCEPT_LIMIT,
             control_port: DEFAULT_CONTROL_PORT,
             listen_backlog: 4096,
@@ -211,6 +218,11 @@ impl Config {
                 "LANE_IDLE_PROBE" => {
                     set("a time such as 500ms", duration(v).map(|t| self.lane_idle_probe = t))?
                 }
+                "LANE_KEEP" => set("a time such as 60s", duration(v).map(|t| self.lane_keep = t))?,
+                "SILENCE_TIMEOUT" => set(
+                    "a time such as 10s or 500ms",
+                    duration(v).map(|t| self.silence_timeout = t),
+                )?,
                 "SAFE_COPY" => set("0 or 1", flag(v).map(|on| self.safe_copy = on))?,
                 "GPU" => set(
                     "one of auto, off, cuda, musa, hip",

@@ -11,28 +11,30 @@ use tensorferry_wire::WireError;
 
 use crate::core::Core;
 use crate::io::Socket;
+use crate::io::look::Watch;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
 use crate::memory::Span;
-use crate::peer::{Peer, Route};
+use crate::peer::{Parting, Peer, Route};
 use crate::staging::{Ahead, Bell};
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
 
 pub(crate) struct LaneConn {
-    peer: Arc<Peer>,
-    lane: Lane,
+    pub(super) peer: Arc<Peer>,
+    pub(super) lane: Lane,
     /// Claimed with `try_lock`; whoever has it is the one that sends.
-    half: Arc<Mutex<SendHalf>>,
+    pub(super) half: Arc<Mutex<SendHalf>>,
     phase: Phase,
     /// The last time anything moved.
-    active: Instant,
+    pub(super) active: Instant,
+    pub(super) watch: Watch,
     /// Our side of the stream has ended.
     half_closed: bool,
     /// Sending failed; what has arrived is still read.
     broken: Option<String>,
     /// How it ended, once it is to be closed.
-    end: End,
+    pub(super) end: End,
 }
 
 enum Phase {
@@ -40,7 +42,7 @@ enum Phase {
     Open,
 }
 
-enum End {
+pub(super) enum End {
     /// It was not needed any more.
     Unneeded,
     Refused,
@@ -93,7 +95,7 @@ impl Reactor {
 
     /// A lane was closed: what it owed goes back to the queue or is settled.
     pub(super) fn lane_gone(&mut self, token: Token, conn: LaneConn) {
-        let LaneConn { peer, mut lane, half, phase, end, .. } = conn;
+        let LaneConn { peer, mut lane, half, phase, end, watch, .. } = conn;
         if let Some(tokens) = self.lanes.get_mut(&peer.number) {
             tokens.retain(|t| *t != token);
         }
@@ -104,6 +106,7 @@ impl Reactor {
             End::Lost(why) | End::Unconnected(why) => Ending::Lost(why),
             End::Unneeded => Ending::Lost("the lane was given up"),
         };
+        let parting = Parting { sidelined: watch.is_sidelined(), silent: watch.is_silent(&lane) };
         lane.lost(&mut half, &ending, &mut self.scratch.requeue);
         peer.requeue(&mut self.scratch.requeue);
         match (phase, end) {
@@ -115,7 +118,7 @@ impl Reactor {
             }
             (Phase::Connecting { .. }, _) => peer.lane_given_up(),
             (Phase::Open, end) => {
-                peer.lane_closed();
+                peer.lane_closed(parting);
                 match end {
                     End::Refused => peer.distrust(),
                     End::Lost(why) => {
@@ -153,8 +156,10 @@ impl Reactor {
             match (sent, received) {
                 (_, Step::Over) | (Step::Over, _) => return Fate::Close,
                 (Step::Blocked, Step::Blocked) if !pulled => return Fate::Wait,
-                _ => conn.lane().active = self.now,
+                (_, Step::Progress) if conn.lane().watch.is_expectant() => self.lane_answers(conn),
+                _ => {}
             }
+            conn.lane().active = self.now;
             if conn.lane().lane.is_done() {
                 return Fate::Close;
             }
@@ -171,6 +176,7 @@ impl Reactor {
                 lane.active = self.now;
                 lane.peer.lane_opened();
                 conn.set_due(None);
+                self.look_soon();
                 (conn.readable, conn.writable) = (true, true);
                 return Fate::Again;
             }
@@ -227,6 +233,7 @@ impl Reactor {
         if let Some(limit) = self.core.config.progress_timeout {
             self.sweep_by(self.now + limit);
         }
+        self.look_soon();
         true
     }
 
@@ -393,6 +400,7 @@ impl LaneConn {
             half: Arc::new(Mutex::new(SendHalf::new(version))),
             phase: Phase::Connecting { route, at, since: now },
             active: now,
+            watch: Watch::default(),
             half_closed: false,
             broken: None,
             end: End::Unneeded,
@@ -401,6 +409,10 @@ impl LaneConn {
 
     pub(super) fn peer(&self) -> &Arc<Peer> {
         &self.peer
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
     }
 
     /// Whether the lane owes us something and has not moved for `limit`; it is to be closed then. Else when to

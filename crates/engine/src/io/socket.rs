@@ -5,8 +5,9 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Type};
+use socket2::{Domain, Protocol, SockAddr, TcpKeepalive, Type};
 
 use crate::memory::Span;
 
@@ -24,6 +25,61 @@ pub(crate) struct Socket {
 pub(crate) struct Listener {
     inner: socket2::Socket,
 }
+
+/// What the kernel knows of how a connection goes on.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Pulse {
+    /// Bytes that the peer's kernel has acknowledged.
+    pub(crate) acknowledged: u64,
+    /// Bytes that have arrived.
+    pub(crate) received: u64,
+    /// How often, in a row, the peer's kernel was asked for a sign of life and gave none.
+    pub(crate) unanswered: u8,
+    /// How many segments were sent again since the beginning.
+    pub(crate) sent_again: u32,
+    /// How long ago the last sign of life came.
+    pub(crate) silent: Duration,
+    /// The connection has ended, by a reset or because the kernel gave it up.
+    pub(crate) over: bool,
+}
+
+/// So many signs of life that do not come are no accident.
+const UNANSWERED: u8 = 3;
+
+impl Pulse {
+    /// Whether the peer's kernel is gone, or the way to it: that of a peer that is merely frozen answers.
+    pub(crate) fn is_gone_for(self, limit: Duration) -> bool {
+        self.unanswered >= UNANSWERED && self.silent >= limit
+    }
+}
+
+/// The start of the kernel's `tcp_info`, which grows at its end from version to version.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct TcpInfo {
+    state: u8,
+    ca_state: u8,
+    /// Retransmissions in a row.
+    retransmits: u8,
+    /// Window probes, or keep-alive probes, in a row.
+    probes: u8,
+    other: [u8; 4],
+    rto: u32,
+    ato: u32,
+    mss: [u32; 2],
+    segments: [u32; 5],
+    last: [u32; 3],
+    /// Milliseconds.
+    last_ack_received: u32,
+    path: [u32; 10],
+    sent_again: u32,
+    pacing: [u64; 2],
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+
+/// `TCP_CLOSE`, as the kernel numbers the states of a connection.
+const STATE_CLOSED: u8 = 7;
 
 impl Socket {
     /// Begins to connect; the socket is writable when that has ended.
@@ -91,6 +147,42 @@ impl Socket {
     /// The error that the kernel keeps for this socket, if any.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         self.inner.take_error().unwrap_or_else(Some)
+    }
+
+    /// How the connection goes on.
+    pub(crate) fn pulse(&self) -> io::Result<Pulse> {
+        let mut info = TcpInfo::default();
+        let mut len = size_of::<TcpInfo>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `info`, any bytes of which are a valid `TcpInfo`.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut len,
+            )
+        };
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Pulse {
+            acknowledged: info.bytes_acked,
+            received: info.bytes_received,
+            unanswered: info.retransmits.max(info.probes),
+            sent_again: info.sent_again,
+            silent: Duration::from_millis(info.last_ack_received.into()),
+            over: info.state == STATE_CLOSED,
+        })
+    }
+
+    /// Has the kernel ask the peer's for a sign of life every `interval` when nothing has come for `idle`, if nothing
+    /// else is on its way that it has to answer. (Not `TCP_USER_TIMEOUT`: it ends connections to peers that live and
+    /// do not read.)
+    pub(crate) fn ask_for_life(&self, idle: Duration, interval: Duration) {
+        let often = TcpKeepalive::new().with_time(idle).with_interval(interval);
+        // Most that the kernel takes: who looks after the connection decides when it is enough.
+        let _ = self.inner.set_tcp_keepalive(&often.with_retries(127));
     }
 
     /// Bytes (and the end of the stream, as one) that the peer's kernel has not acknowledged.
@@ -227,6 +319,29 @@ mod tests {
             },
         };
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn the_kernel_tells_how_a_connection_goes_on() {
+        assert_eq!(std::mem::offset_of!(TcpInfo, last_ack_received), 56);
+        assert_eq!(std::mem::offset_of!(TcpInfo, sent_again), 100);
+        assert_eq!(std::mem::offset_of!(TcpInfo, bytes_acked), 120);
+        let (a, b) = pair();
+        let before = a.pulse().unwrap();
+        a.send(&[Span::of(&[1; 1000])]).unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(5);
+        while a.unacknowledged().unwrap() > 0 {
+            assert!(std::time::Instant::now() < until, "it is acknowledged");
+        }
+        let now = a.pulse().unwrap();
+        assert_eq!(now.acknowledged, before.acknowledged + 1000);
+        assert_eq!(b.pulse().unwrap().received, 1000);
+        assert!(!now.over && !now.is_gone_for(Duration::ZERO));
+        b.reset_on_close();
+        drop(b);
+        while !a.pulse().unwrap().over {
+            assert!(std::time::Instant::now() < until, "the reset arrives");
+        }
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub(crate) struct Reactor {
     ready: VecDeque<Token>,
     timers: BinaryHeap<Reverse<(Instant, Token)>>,
     next_sweep: Option<Instant>,
+    /// When lanes are looked at, and connections from peers.
+    pub(super) next_look: Option<Instant>,
+    pub(super) next_serve_look: Option<Instant>,
     /// Copies within the process, once there were some that took long.
     local: Option<Arc<Local>>,
     /// Questions to control ports that are not answered.
@@ -100,10 +103,10 @@ pub(crate) struct Conn {
     timed: bool,
     /// Wakes it when a staging slot or a copy that it waits for is there.
     pub(super) bell: Arc<dyn Bell>,
-    kind: Kind,
+    pub(super) kind: Kind,
 }
 
-enum Kind {
+pub(super) enum Kind {
     Lane(LaneConn),
     Serve(ServeConn),
     Control(ControlConn),
@@ -183,6 +186,8 @@ impl Reactor {
             ready: VecDeque::new(),
             timers: BinaryHeap::new(),
             next_sweep: None,
+            next_look: None,
+            next_serve_look: None,
             local: None,
             questions: Vec::new(),
             to_call: VecDeque::new(),
@@ -262,7 +267,8 @@ impl Reactor {
             return Some(Duration::ZERO);
         }
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-        let next = timer.into_iter().chain(self.next_sweep).min()?;
+        let looks = self.next_look.into_iter().chain(self.next_serve_look);
+        let next = timer.into_iter().chain(self.next_sweep).chain(looks).min()?;
         // Rounded up: a poll that ends a moment early would only go round once more.
         Some(next.saturating_duration_since(Instant::now()) + Duration::from_micros(500))
     }
@@ -355,6 +361,9 @@ impl Reactor {
                 self.core.mailboxes[thread].post(Command::Dial(Arc::clone(peer)));
             }
         }
+        if let Some(at) = peer.next_dial() {
+            self.sweep_by(at);
+        }
     }
 
     fn dial(&mut self, peer: &Arc<Peer>) {
@@ -394,7 +403,7 @@ impl Reactor {
         }
     }
 
-    fn close(&mut self, conn: Box<Conn>) {
+    pub(super) fn close(&mut self, conn: Box<Conn>) {
         let (index, _) = split(conn.token);
         let _ = self.poll.registry().deregister(&mut SourceFd(&conn.socket.as_raw_fd()));
         self.conns[index].generation = self.conns[index].generation.wrapping_add(1);
@@ -460,6 +469,7 @@ impl Reactor {
     }
 
     fn serve(&mut self, socket: Socket) {
+        self.watch_over(&socket);
         self.add(socket, Kind::Serve(ServeConn::new()), true, None);
     }
 
@@ -526,12 +536,12 @@ impl Reactor {
         place.conn.as_deref_mut()
     }
 
-    fn take(&mut self, token: Token) -> Option<Box<Conn>> {
+    pub(super) fn take(&mut self, token: Token) -> Option<Box<Conn>> {
         let (index, generation) = split(token);
         self.conns.get_mut(index).filter(|p| p.generation == generation)?.conn.take()
     }
 
-    fn put_back(&mut self, mut conn: Box<Conn>) {
+    pub(super) fn put_back(&mut self, mut conn: Box<Conn>) {
         let (index, _) = split(conn.token);
         if let Some(due) = conn.due.filter(|_| !conn.timed) {
             conn.timed = true;
@@ -540,7 +550,7 @@ impl Reactor {
         self.conns[index].conn = Some(conn);
     }
 
-    fn each(&self) -> impl Iterator<Item = &Conn> {
+    pub(super) fn each(&self) -> impl Iterator<Item = &Conn> {
         self.conns.iter().filter_map(|p| p.conn.as_deref())
     }
 
@@ -567,6 +577,12 @@ impl Reactor {
         }
         if self.next_sweep.is_some_and(|at| at <= self.now) {
             self.sweep();
+        }
+        if self.next_look.is_some_and(|at| at <= self.now) {
+            self.look_at_lanes();
+        }
+        if self.next_serve_look.is_some_and(|at| at <= self.now) {
+            self.look_at_serving();
         }
     }
 
@@ -622,7 +638,7 @@ impl Reactor {
         }
     }
 
-    fn lane_tokens(&self) -> Vec<Token> {
+    pub(super) fn lane_tokens(&self) -> Vec<Token> {
         self.lanes.values().flatten().copied().collect()
     }
 

@@ -1,5 +1,6 @@
 //! One remote segment: what is known of it, what waits for it, and which lanes go there.
 
+mod backoff;
 mod notify;
 mod queue;
 mod route;
@@ -16,6 +17,7 @@ use crate::control::{self, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Command;
+use crate::peer::backoff::Backoff;
 use crate::peer::notify::Notifications;
 use crate::peer::queue::{Queue, Work};
 use crate::registry::BufferInfo;
@@ -45,7 +47,6 @@ pub(crate) struct Peer {
     notifications: Mutex<Notifications>,
 }
 
-#[derive(Default)]
 struct State {
     route: Option<Arc<Route>>,
     fetching: bool,
@@ -58,10 +59,22 @@ struct State {
     /// Lanes open or connecting.
     lanes: usize,
     connecting: usize,
+    /// Open lanes that take nothing on: they do not move, or are about to end.
+    sidelined: usize,
     /// Connecting has failed since the last lane was open.
     redialled: bool,
-    /// No further lane is tried before, as long as one is open.
-    rest_until: Option<Instant>,
+    /// No lane is made while it rests: connecting failed while others were open, or lanes were made and nobody
+    /// answered there.
+    dialling: Backoff,
+}
+
+/// How a lane has ended, for what is to come after it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Parting {
+    /// It took nothing on any more.
+    pub(crate) sidelined: bool,
+    /// Whoever is at the other end left requests without an answer.
+    pub(crate) silent: bool,
 }
 
 /// What a look at the queue brought.
@@ -77,8 +90,14 @@ pub(crate) struct Pulled {
 const MAX_LOOKS: usize = 4096;
 /// How often a slice shares a lane with others after it was behind a refused one.
 const SHARED_TRIES: u8 = 4;
-/// How long no further lane is tried after one could not be had while others were open.
-const DIAL_REST: Duration = Duration::from_secs(1);
+/// How long no lane is tried after one that was of no use, at first and at most. A peer that was frozen or unreachable
+/// is back in use within a second.
+const FIRST_REST: Duration = Duration::from_millis(25);
+const LONGEST_REST: Duration = Duration::from_millis(800);
+/// How many lanes there may be, in lanes that can be used: those that do not move are not closed while their peer may
+/// only be frozen, and must not be all there is.
+const WITH_SIDELINED: usize = 2;
+
 impl Peer {
     pub(crate) fn new(core: Arc<Core>, address: SegmentName, number: usize) -> Arc<Self> {
         let home = number % core.mailboxes.len();
@@ -88,7 +107,7 @@ impl Peer {
             core,
             number,
             home,
-            state: Mutex::default(),
+            state: Mutex::new(State::new()),
             asked: Condvar::new(),
             queued: AtomicUsize::new(0),
             kicked: AtomicBool::new(false),
@@ -225,7 +244,7 @@ impl Peer {
         match fetched {
             Ok(route) => {
                 if state.route.as_ref().is_some_and(|known| known.addrs != route.addrs) {
-                    state.rest_until = None;
+                    state.dialling.reset();
                 }
                 state.route = Some(Arc::new(route));
                 state.fetch_error = None;
@@ -345,10 +364,9 @@ impl Peer {
     /// Counts a new lane and says where it goes, and how many there were before, if one is needed.
     pub(crate) fn wants_lane(&self) -> Option<(Arc<Route>, usize)> {
         let mut state = self.lock();
-        if state.queue.is_empty() || state.lanes >= self.core.config.lanes_per_peer {
-            return None;
-        }
-        if state.lanes > 0 && state.rest_until.is_some_and(|at| Instant::now() < at) {
+        let most = self.core.config.lanes_per_peer;
+        let enough = state.lanes - state.sidelined >= most || state.lanes >= WITH_SIDELINED * most;
+        if state.queue.is_empty() || enough || state.dialling.rests_until().is_some() {
             return None;
         }
         let route = state.route.clone()?;
@@ -381,12 +399,38 @@ impl Peer {
         self.core.metrics.lanes_opened.add(1);
     }
 
+    /// When another lane may be made, if something waits for that time.
+    pub(crate) fn next_dial(&self) -> Option<Instant> {
+        let state = self.lock();
+        state.dialling.rests_until().filter(|_| !state.queue.is_empty())
+    }
+
+    /// An open lane takes nothing on for now.
+    pub(crate) fn lane_sidelined(&self) {
+        self.lock().sidelined += 1;
+    }
+
+    /// The peer has answered on a lane on which it had not for long, or never; `back`: which takes requests again.
+    pub(crate) fn lane_answers(&self, back: bool) {
+        let mut state = self.lock();
+        state.sidelined -= usize::from(back);
+        state.dialling.reset();
+    }
+
     /// A lane that was connected is gone.
-    pub(crate) fn lane_closed(&self) {
+    pub(crate) fn lane_closed(&self, parting: Parting) {
         let mut state = self.lock();
         state.lanes -= 1;
+        state.sidelined -= usize::from(parting.sidelined);
+        if parting.silent {
+            state.dialling.grow(Instant::now());
+        }
         if state.lanes == 0 {
             state.redialled = false;
+            if !parting.silent {
+                // What was true of further lanes need not be true of the first.
+                state.dialling.reset();
+            }
         }
     }
 
@@ -398,7 +442,7 @@ impl Peer {
         state.lanes -= 1;
         if state.lanes > 0 {
             // Those that are open go on. The peer may have moved without their knowing.
-            state.rest_until = Some(Instant::now() + DIAL_REST);
+            state.dialling.grow(Instant::now());
             if !std::mem::replace(&mut state.redialled, true) {
                 self.ask(&mut state);
             }
@@ -517,6 +561,22 @@ fn admit(state: &State, route: &Route, slice: &Slice, now: Instant, hint: &mut u
 const QUEUED: &str = "it waited in the queue for a lane";
 
 impl State {
+    fn new() -> Self {
+        Self {
+            route: None,
+            fetching: false,
+            askers: 0,
+            doubted: false,
+            fetch_error: None,
+            queue: Queue::default(),
+            lanes: 0,
+            connecting: 0,
+            sidelined: 0,
+            redialled: false,
+            dialling: Backoff::new(FIRST_REST, LONGEST_REST),
+        }
+    }
+
     /// Whether anybody still wants an answer from the control port.
     fn is_curious(&self) -> bool {
         self.askers > 0 || self.doubted || self.queue.has_parked() || !self.queue.is_empty()

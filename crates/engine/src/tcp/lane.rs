@@ -41,6 +41,10 @@ pub(crate) struct Lane {
     alone: bool,
     /// Why the lane takes no more requests.
     closing: Option<&'static str>,
+    /// It does not move, and takes no more requests until it does.
+    held: bool,
+    /// A request that had left, at least in part, was not answered by its deadline.
+    timed_out: bool,
     /// Requests taken so far.
     taken: u64,
     /// Where READ payloads for device memory land.
@@ -108,6 +112,8 @@ impl Lane {
             scratch: Box::new([0; SCRATCH]),
             alone: false,
             closing: None,
+            held: false,
+            timed_out: false,
             taken: 0,
             inlet: Inlet::default(),
             stages: false,
@@ -117,7 +123,7 @@ impl Lane {
     /// What the lane can take on now.
     pub(crate) fn room(&self) -> Room {
         let spent = self.version == Version::V1 && self.taken > 0;
-        if self.closing.is_some() || self.alone || spent {
+        if self.closing.is_some() || self.held || self.alone || spent {
             return Room::default();
         }
         let requests = if self.version == Version::V1 { 1 } else { WINDOW_REQUESTS };
@@ -151,6 +157,55 @@ impl Lane {
         self.closing.get_or_insert(why);
     }
 
+    /// Whether it takes no more requests for good.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// Whether a request was not answered by its deadline.
+    pub(crate) fn has_timed_out(&self) -> bool {
+        self.timed_out
+    }
+
+    /// How many bytes were given to the socket behind the request that is to be answered first; `None`: the peer owes
+    /// no answer.
+    pub(crate) fn sent_behind_owed(&mut self, half: &mut SendHalf) -> Option<u64> {
+        self.take_over(half);
+        let mut left = self.flights.iter().map(|flight| {
+            let payload = if flight.op == Op::Write { flight.len } else { 0 };
+            half.sent_of(flight.seq, payload)
+        });
+        left.next().filter(|first| *first > 0)?;
+        Some(left.take_while(|sent| *sent > 0).sum())
+    }
+
+    /// Whether somebody waits for an answer here.
+    pub(crate) fn has_live(&self) -> bool {
+        self.flights.iter().any(|flight| flight.slice.is_some())
+    }
+
+    /// Takes no more requests until [`Lane::go_on`], and gives back those of which nothing has left.
+    pub(crate) fn hold(&mut self, half: &mut SendHalf, requeue: &mut Vec<Slice>) {
+        self.take_over(half);
+        self.held = true;
+        let Some(front) = half.front() else { return };
+        let unsent = self.position(front) + usize::from(half.touched(front));
+        for flight in self.flights.drain(unsent..) {
+            self.in_flight -= flight.len;
+            self.alone = false;
+            requeue.extend(flight.slice);
+        }
+        half.take_back_untouched();
+        if !self.flights.iter().any(|f| f.staged && f.slice.is_some()) {
+            self.inlet.give_up_turn();
+        }
+    }
+
+    /// It moves again.
+    pub(crate) fn go_on(&mut self) {
+        self.held = false;
+    }
+
     /// Whether no request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.flights.is_empty()
@@ -158,9 +213,8 @@ impl Lane {
 
     /// Whether the lane has nothing left to do and can be closed.
     pub(crate) fn is_done(&self) -> bool {
-        let live = self.flights.iter().any(|f| f.slice.is_some());
         let spent = self.version == Version::V1 && self.taken > 0;
-        (self.closing.is_some() || spent) && !live
+        (self.closing.is_some() || spent) && !self.has_live()
     }
 
     /// A v1 WRITE in flight has its end of the stream as its only answer, so ours must come first.
@@ -443,6 +497,7 @@ impl Lane {
             self.break_off(half, requeue);
         }
         if sent && stop == Stop::TimedOut {
+            self.timed_out = true;
             self.retire("a request on it timed out");
         }
         slice.settle(Err(Cause::Stopped { stop, stage, sent }));

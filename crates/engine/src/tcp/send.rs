@@ -210,10 +210,30 @@ impl SendHalf {
         self.front().is_none_or(|front| seq < front)
     }
 
+    /// How much of the request, whose payload has so many bytes, was given to a socket.
+    pub(super) fn sent_of(&self, seq: u64, payload: u64) -> u64 {
+        match self.queue.front() {
+            Some(front) if seq == front.seq => front.sent,
+            Some(front) if seq > front.seq => 0,
+            _ => HEADER + payload,
+        }
+    }
+
     /// Takes an untouched request back.
     pub(super) fn take_back(&mut self, seq: u64) {
         self.queue.retain(|item| item.seq != seq);
         self.staged.retain(|staged| staged.seq != seq);
+        if self.staged.is_empty() {
+            self.outlet.give_up_turn();
+        }
+    }
+
+    /// Takes every untouched request back.
+    pub(super) fn take_back_untouched(&mut self) {
+        let touched = usize::from(self.queue.front().is_some_and(|item| item.sent > 0));
+        self.queue.truncate(touched);
+        let staged = self.queue.iter().filter(|item| item.staged).count();
+        self.staged.truncate(staged);
         if self.staged.is_empty() {
             self.outlet.give_up_turn();
         }

@@ -29,6 +29,8 @@ struct Shared {
     asked: AtomicUsize,
     /// How many data connections were accepted.
     connections: AtomicUsize,
+    /// How many of them have ended.
+    ended: AtomicUsize,
     /// Every complete header that [`Link::header`] has read.
     seen: Mutex<Vec<Header>>,
     notify: Mutex<OnNotify>,
@@ -70,6 +72,7 @@ impl Fake {
             descriptor: Mutex::new(descriptor),
             asked: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
             seen: Mutex::default(),
             notify: Mutex::default(),
             hushed: Mutex::default(),
@@ -89,6 +92,7 @@ impl Fake {
         let port = listen(Arc::clone(&self.shared), move |stream| {
             let number = shared.connections.fetch_add(1, Ordering::SeqCst);
             behave(Link { stream, number, shared: Arc::clone(&shared) });
+            shared.ended.fetch_add(1, Ordering::SeqCst);
         });
         self.data.lock().unwrap().push(port);
         self.publish(|d| d.tcp_data_port = port);
@@ -127,6 +131,11 @@ impl Fake {
 
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
+    }
+
+    /// How many data connections the peer has done with.
+    pub(crate) fn hung_up(&self) -> usize {
+        self.shared.ended.load(Ordering::SeqCst)
     }
 
     /// Whether something has arrived at a peer that hangs.
@@ -284,11 +293,33 @@ impl Link {
         socket2::SockRef::from(&self.stream).set_recv_buffer_size(16 << 10).unwrap();
     }
 
+    /// Nothing that the other side sends arrives any more, and so nothing is acknowledged, as if this machine had gone.
+    pub(crate) fn vanish(&self) {
+        vanish(&self.stream);
+    }
+
+    /// Waits until something has come, and leaves it there.
+    pub(crate) fn await_bytes(&self) {
+        done(self.stream.peek(&mut [0]));
+    }
+
+    /// Takes what comes and says nothing until the other side has hung up or reset.
+    pub(crate) fn swallow_all(&mut self) {
+        done(std::io::copy(&mut self.stream, &mut std::io::sink()));
+    }
+
     /// Hangs up with a reset.
     pub(crate) fn reset(self) {
         let socket = socket2::Socket::from(self.stream);
         socket.set_linger(Some(Duration::ZERO)).unwrap();
     }
+}
+
+/// Has the kernel drop whatever arrives for the connection.
+pub(crate) fn vanish(stream: &TcpStream) {
+    // The filter's only instruction: accept nothing of the segment (BPF_RET | BPF_K, 0).
+    let drop_all = socket2::SockFilter::new(0x06, 0, 0, 0);
+    socket2::SockRef::from(stream).attach_filter(&[drop_all]).unwrap();
 }
 
 /// What fake peers have in their memory.

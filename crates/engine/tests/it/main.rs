@@ -28,5 +28,6 @@ mod load;
 mod local;
 mod own;
 mod pair;
+mod recovery;
 mod stops;
 mod strangers;
