@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tensorferry_wire::{
     BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, Notification, SegmentDescriptor,
@@ -12,7 +13,8 @@ use tensorferry_wire::{
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::io::{Command, Descriptors, Mailbox, Pool};
+use crate::io::{Command, Descriptors, LaneReport, Mailbox, Pool};
+use crate::log::{Kind, Log};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
@@ -30,6 +32,7 @@ pub(crate) struct Core {
     pub(crate) registry: Registry,
     pub(crate) devices: Devices,
     pub(crate) metrics: Metrics,
+    pub(crate) log: Log,
     pub(crate) pool: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) descriptors: Descriptors,
@@ -67,9 +70,11 @@ struct Published {
 /// How many names are looked up and control ports are asked at the same time.
 const POOL_THREADS: usize = 8;
 /// What one request in a queue is counted as.
-const REQUEST_BYTES: usize = 64;
+pub(crate) const REQUEST_BYTES: usize = 64;
 /// The bound for all peers of an engine, in bounds of one.
 const PEERS_SHARE: usize = 4;
+/// How long is waited for IO threads to say how their lanes are.
+const REPORT_PATIENCE: Duration = Duration::from_millis(200);
 /// How many bytes of notifications wait for someone to take them.
 const INBOX_BYTES: usize = 64 << 20;
 /// What a notification counts beside its texts.
@@ -102,6 +107,7 @@ impl Core {
             registry: Registry::new(),
             devices,
             metrics: Metrics::default(),
+            log: Log::default(),
             pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             mailboxes,
             descriptors: Descriptors::new(),
@@ -151,6 +157,25 @@ impl Core {
         for mailbox in &self.mailboxes {
             mailbox.post(command());
         }
+    }
+
+    /// How the lanes of all IO threads are; false: some thread has not said so in time.
+    pub(crate) fn lanes(&self) -> (Vec<LaneReport>, bool) {
+        let (tell, told) = sync_channel(self.mailboxes.len());
+        self.broadcast(|| Command::Report(tell.clone()));
+        drop(tell);
+        let until = Instant::now() + REPORT_PATIENCE;
+        let (mut lanes, mut known) = (Vec::new(), true);
+        for _ in &self.mailboxes {
+            let left = until.saturating_duration_since(Instant::now());
+            match told.recv_timeout(left) {
+                Ok(some) => lanes.extend(some),
+                // An engine that is closed has none.
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => known = false,
+            }
+        }
+        (lanes, known)
     }
 
     /// Reserves room in the queue to a peer for `requests` requests; `used` counts that peer's bytes.
@@ -228,10 +253,12 @@ impl Core {
         let encoded = descriptor.to_json(DEFAULT_SEND_LIMIT);
         let (written, all) = (encoded.buffers_written, descriptor.buffers.len());
         if written < all {
-            tracing::warn!(
-                "the descriptor holds {written} of {all} buffers, as many as peers accept; \
-                 ranges in the others are tried one at a time; register fewer, larger buffers"
-            );
+            self.log.warn(Kind::DescriptorFull, "", || {
+                format!(
+                    "the descriptor holds {written} of {all} buffers, as many as peers accept; \
+                     ranges in the others are tried one at a time; register fewer, larger buffers"
+                )
+            });
         }
         let json: Arc<[u8]> = encoded.json.into();
         *published = Some(Published { version, json: Arc::clone(&json) });
@@ -324,7 +351,6 @@ fn timestamp(now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn timestamps_are_calendar_dates() {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_gpu::{DeviceId, Discovery, Location};
@@ -18,7 +18,8 @@ use crate::io::{Command, IoThread, prepare};
 use crate::local::Local;
 use crate::memory::{HostBuffer, Lent, OwnedRequest, check_mapped};
 use crate::metrics::Stats;
-use crate::peer::Peer;
+use crate::peer::{Account, Peer, PeerStats};
+use crate::peers::Peers;
 use crate::registry::{Access, BufferInfo, Pin, Range, RegisterOptions, check_range};
 use crate::staging::{DeviceBuffer, Place, order};
 use crate::transfer::{
@@ -53,7 +54,7 @@ enum Target {
 struct Inner {
     core: Arc<Core>,
     local: Arc<Local>,
-    peers: RwLock<HashMap<Box<str>, Arc<Peer>>>,
+    peers: Peers,
     threads: Mutex<Vec<IoThread>>,
     batches: BatchTable,
 }
@@ -85,7 +86,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 local: Local::new(Arc::clone(&core))?,
                 core,
-                peers: RwLock::default(),
+                peers: Peers::default(),
                 threads: Mutex::default(),
                 batches: BatchTable::default(),
             }),
@@ -221,23 +222,14 @@ impl Engine {
     pub fn segment(&self, name: &str) -> Result<Segment> {
         let core = &self.inner.core;
         core.check_usable()?;
-        let peers = &self.inner.peers;
-        let known = peers.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
-        if let Some(peer) = known {
+        if let Some(peer) = self.inner.peers.find(name) {
             return Ok(self.segment_of(Target::Peer(peer)));
         }
         let address = SegmentName::parse(name, core.config.control_port)?;
-        let full = address.to_string();
-        if *full == *core.name {
+        if *address.to_string() == *core.name {
             return Ok(self.segment_of(Target::Local(Arc::clone(&self.inner.local))));
         }
-        let mut peers = peers.write().unwrap_or_else(PoisonError::into_inner);
-        let number = peers.len();
-        let fresh = || Peer::new(Arc::clone(core), address, number);
-        let peer = Arc::clone(peers.entry(full.into()).or_insert_with(fresh));
-        if !peers.contains_key(name) {
-            peers.insert(name.into(), Arc::clone(&peer));
-        }
+        let peer = self.inner.peers.open(core, name, address);
         Ok(self.segment_of(Target::Peer(peer)))
     }
 
@@ -278,7 +270,36 @@ impl Engine {
     /// What the engine has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.inner.core.metrics.stats()
+        let Inner { core, local, peers, .. } = &*self.inner;
+        // A lock that was held at a fork is held for ever.
+        let known = if core.is_forked() { peers.try_counters() } else { Some(peers.counters()) };
+        let mut sum = known.unwrap_or_default();
+        sum.add(&local.account.metrics.counters());
+        core.metrics.stats(&sum)
+    }
+
+    /// How the engine stands with every peer that it knows, and with itself if it was one. IO threads are asked about
+    /// their lanes, and waited for no longer than 200 ms.
+    ///
+    /// The counters of all peers together are those of [`Engine::stats`], unless there were so many names (1,024) that
+    /// some were forgotten to which there is neither a [`Segment`] nor a connection. In a forked child nothing is known.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerStats> {
+        let Inner { core, local, peers, .. } = &*self.inner;
+        if core.is_forked() {
+            return Vec::new();
+        }
+        let (lanes, lanes_known) = core.lanes();
+        let mut lanes_of: HashMap<usize, Vec<_>> = HashMap::new();
+        for lane in lanes {
+            lanes_of.entry(lane.peer).or_default().push(lane.stats);
+        }
+        let all = peers.all();
+        let stats = all.iter().map(|peer| {
+            let lanes = lanes_of.remove(&peer.number).unwrap_or_default();
+            PeerStats { lanes, lanes_known, ..peer.stats() }
+        });
+        stats.chain(local.stats()).collect()
     }
 
     /// Ends everything now: running batches fail with [`crate::Error::Closed`], sockets are closed, threads have
@@ -395,6 +416,8 @@ impl Segment {
             Target::Peer(peer) => {
                 let deadline = Instant::now() + core.config.transfer_timeout.min(FOREVER);
                 control::notify(core, (&self.name, peer.address()), notification, deadline)
+                    .inspect(|()| peer.account.metrics.notifications_sent.add(1))
+                    .inspect_err(|error| peer.account.told(&core.log, &self.name, error))
             }
         }
     }
@@ -434,7 +457,7 @@ impl Segment {
         let (held, notification) = (Held { pins, buffers }, options.notification);
         let order = Order { requests, held, places, notification, started, deadline, word };
         let inner = BatchInner::new(self.target.owner(), order);
-        core.metrics.batches_submitted.add(1);
+        self.target.account().metrics.batches_submitted.add(1);
         let batch = Batch { inner: Arc::clone(&inner) };
         match pending {
             _ if inner.is_settled() => inner.all_settled(),
@@ -451,6 +474,13 @@ impl Segment {
 }
 
 impl Target {
+    fn account(&self) -> &Account {
+        match self {
+            Self::Local(local) => &local.account,
+            Self::Peer(peer) => &peer.account,
+        }
+    }
+
     fn owner(&self) -> Arc<dyn Owner> {
         match self {
             Self::Local(local) => Arc::clone(local) as _,
@@ -511,7 +541,7 @@ impl Inner {
         self.local.close();
         core.devices.close();
         core.pool.close(POOL_PATIENCE);
-        for peer in self.peers.read().unwrap_or_else(PoisonError::into_inner).values() {
+        for peer in self.peers.all() {
             peer.stop_all(Stop::Closed);
         }
     }

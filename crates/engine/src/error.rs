@@ -140,7 +140,7 @@ pub enum Error {
     #[error(
         "{}a copy on {device} does not end; its buffers stay registered, and may be read or written until it does; \
          look for a kernel or a driver that hangs, and end the process",
-        subject.as_ref().map_or(String::new(), |subject| format!("{subject}: "))
+        Of(subject.as_deref())
     )]
     DeviceStuck {
         /// Which request, if it was one.
@@ -188,9 +188,12 @@ pub enum Error {
     },
     /// No connection to the peer could be made.
     #[error(
-        "{peer} cannot be reached: {what}; is it running, and is the address right? ({:.1} ms)", after.as_secs_f64() * 1e3
+        "{}{peer} cannot be reached: {what}; is it running, and is the address right? ({:.1} ms)",
+        Of(subject.as_deref()), after.as_secs_f64() * 1e3
     )]
     PeerUnreachable {
+        /// Which request, if it was one.
+        subject: Option<Box<Subject>>,
         /// The segment name of the peer.
         peer: Arc<str>,
         /// Which step failed, and how.
@@ -281,9 +284,12 @@ pub enum Error {
     },
     /// The peer's control port answered something that cannot be understood.
     #[error(
-        "{peer}: the answer to a {what} request is not understood: {fault}; is that port a transfer engine's control port?"
+        "{}{peer}: the answer to a {what} request is not understood: {fault}; is that port a transfer engine's control port?",
+        Of(subject.as_deref())
     )]
     BadAnswer {
+        /// Which request, if it was one.
+        subject: Option<Box<Subject>>,
         /// The segment name of the peer.
         peer: Arc<str>,
         /// Which exchange.
@@ -366,6 +372,15 @@ impl From<GpuError> for Error {
     }
 }
 
+/// The request that an error is about, in front of what happened.
+struct Of<'a>(Option<&'a Subject>);
+
+impl fmt::Display for Of<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |subject| write!(f, "{subject}: "))
+    }
+}
+
 /// What to do about an address that the CPU cannot touch.
 struct Advice<'a>(&'a str);
 
@@ -435,6 +450,47 @@ impl Error {
                 | Self::StillInUse { .. }
                 | Self::NoDeviceAnswer { .. }
         )
+    }
+
+    /// Which request it is about, if it is about one.
+    #[must_use]
+    pub fn subject(&self) -> Option<&Subject> {
+        match self {
+            Self::Refused(subject)
+            | Self::RangeNotPublished(subject)
+            | Self::Unregistered(subject)
+            | Self::DeviceCopy { subject, .. }
+            | Self::ConnectionLost { subject, .. }
+            | Self::OutcomeUnknown { subject, .. }
+            | Self::BadLocalAddress { subject, .. }
+            | Self::TimedOut { subject, .. }
+            | Self::Cancelled { subject, .. }
+            | Self::Protocol { subject, .. } => Some(subject),
+            Self::DeviceStuck { subject, .. }
+            | Self::PeerUnreachable { subject, .. }
+            | Self::BadAnswer { subject, .. } => subject.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The segment name of the peer that it is about, if it is about one.
+    #[must_use]
+    pub fn peer(&self) -> Option<&str> {
+        match self {
+            Self::PeerUnreachable { peer, .. }
+            | Self::BadAnswer { peer, .. }
+            | Self::NotifyFailed { peer, .. }
+            | Self::Busy { peer, .. } => Some(peer),
+            error => error.subject().map(|subject| &*subject.peer),
+        }
+    }
+
+    /// The same about one request, if it was about a peer only.
+    pub(crate) fn about(mut self, request: Box<Subject>) -> Self {
+        if let Self::PeerUnreachable { subject, .. } | Self::BadAnswer { subject, .. } = &mut self {
+            *subject = Some(request);
+        }
+        self
     }
 
     pub(crate) fn bad_argument(what: impl Into<String>) -> Self {

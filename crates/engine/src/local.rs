@@ -1,16 +1,18 @@
 //! Transfers whose target is this very engine: a copy, not a socket.
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_wire::Op;
 
-use crate::core::Core;
+use crate::core::{Core, REQUEST_BYTES};
 use crate::error::{Error, Result};
 use crate::io::{Command, Pool};
 use crate::memory::{CopyMode, copy_within};
+use crate::metrics::PeerCounters;
+use crate::peer::{Account, PeerState, PeerStats};
 use crate::registry::BufferInfo;
 use crate::staging::{DevicePath, PathError};
 use crate::sync::locked;
@@ -21,6 +23,7 @@ pub(crate) struct Local {
     core: Arc<Core>,
     /// Bookkeeping bytes of its batches that are not final.
     queued: AtomicUsize,
+    pub(crate) account: Account,
     pool: Pool,
     work: Mutex<Work>,
     /// A copy has ended.
@@ -46,6 +49,7 @@ impl Local {
         Ok(Arc::new(Self {
             core,
             queued: AtomicUsize::new(0),
+            account: Account::default(),
             pool: Pool::start("ferry-copy", 0..=THREADS)?,
             work: Mutex::default(),
             ended: Condvar::new(),
@@ -140,7 +144,7 @@ impl Local {
                     .map_err(|error| self.why(PathError::Host(error), i > 0))?,
             }
         }
-        self.core.metrics.bytes_copied_locally.add(len);
+        self.account.metrics.bytes_copied_locally.add(len);
         Ok(())
     }
 
@@ -157,6 +161,13 @@ impl Local {
             PathError::Device(why) => Cause::Device(why),
             PathError::Stopped(stop) => Cause::Stopped { stop, stage: COPYING, sent },
         }
+    }
+
+    /// The engine as one of its peers; `None`: nothing was asked of it.
+    pub(crate) fn stats(&self) -> Option<PeerStats> {
+        let mut stats = self.account.stats(&self.core.name, PeerState::Local);
+        stats.requests_running = (self.queued.load(Ordering::Relaxed) / REQUEST_BYTES) as u64;
+        (stats.counters != PeerCounters::default()).then_some(stats)
     }
 
     /// Settles what waits and is to stop; returns the next deadline of what is left.
@@ -236,7 +247,9 @@ impl Owner for Local {
 
     fn finished(&self, batch: &BatchInner) {
         self.release(batch.len());
-        batch.count(&self.core.metrics);
+        if let Some(failed) = batch.count(&self.account.metrics) {
+            self.account.batch_failed(&self.core.log, &self.core.name, &failed);
+        }
     }
 
     fn spinners(&self) -> &AtomicUsize {

@@ -47,7 +47,6 @@ pub(crate) fn read_descriptor(
     }
     let host = descriptor.tcp_data_host.as_deref().unwrap_or(&name.host);
     let addrs = resolve(host, descriptor.tcp_data_port)?;
-    core.metrics.descriptors_fetched.add(1);
     Ok(Route::new(&descriptor, addrs, core.config.newest_version, asked))
 }
 
@@ -67,7 +66,6 @@ pub(crate) fn probe(core: &Core, peer: &Arc<str>, name: &SegmentName) -> Result<
 
 /// The question that delivers a notification. `answer` is called once, on an IO thread.
 pub(crate) fn notify_question(
-    core: &Arc<Core>,
     (peer, name): (&Arc<str>, &SegmentName),
     notification: &Notification,
     deadline: Instant,
@@ -75,14 +73,11 @@ pub(crate) fn notify_question(
     answer: impl FnOnce(Result<()>) + Send + 'static,
 ) -> Question {
     let request = encode_frame(FrameKind::Typed(MessageType::Notify), &notification.to_json());
-    let (core, named) = (Arc::clone(core), Arc::clone(peer));
+    let named = Arc::clone(peer);
     let read = move |frame: Result<Frame>| {
         let failed = |why: String| Error::NotifyFailed { peer: named, why };
         answer(match frame {
-            Ok(frame) if is_notify_success(&frame.body) => {
-                core.metrics.notifications_sent.add(1);
-                Ok(())
-            }
+            Ok(frame) if is_notify_success(&frame.body) => Ok(()),
             Ok(_) => Err(failed("its answer does not say success".to_owned())),
             Err(error) => Err(failed(error.to_string())),
         });
@@ -97,7 +92,7 @@ pub(crate) fn notify(
     notification: &Notification,
     deadline: Instant,
 ) -> Result<()> {
-    ask_and_wait(core, |answer| notify_question(core, to, notification, deadline, || false, answer))
+    ask_and_wait(core, |answer| notify_question(to, notification, deadline, || false, answer))
 }
 
 /// Has the first IO thread ask, and waits: a question is answered by its deadline, whatever becomes of it.
@@ -112,5 +107,5 @@ fn ask_and_wait<T: Send + 'static>(
 }
 
 fn bad_answer(peer: &Arc<str>, what: &'static str, fault: WireError) -> Error {
-    Error::BadAnswer { peer: Arc::clone(peer), what, fault }
+    Error::BadAnswer { subject: None, peer: Arc::clone(peer), what, fault }
 }

@@ -95,12 +95,22 @@ impl Question {
         let at = at.map(|at| format!(" at {at}")).unwrap_or_default();
         let what = format!("{doing} its control port{at} {why}");
         let after = self.began.elapsed();
-        self.settle(Err(Error::PeerUnreachable { peer: Arc::clone(&self.peer), what, after }));
+        self.settle(Err(Error::PeerUnreachable {
+            subject: None,
+            peer: Arc::clone(&self.peer),
+            what,
+            after,
+        }));
     }
 
     /// The answer is not one.
     pub(crate) fn misunderstand(&self, fault: WireError) {
-        self.settle(Err(Error::BadAnswer { peer: Arc::clone(&self.peer), what: self.what, fault }));
+        self.settle(Err(Error::BadAnswer {
+            subject: None,
+            peer: Arc::clone(&self.peer),
+            what: self.what,
+            fault,
+        }));
     }
 }
 

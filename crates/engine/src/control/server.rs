@@ -6,10 +6,11 @@ use tensorferry_wire::{
 };
 
 use crate::core::Core;
+use crate::log::Kind;
 
-/// The frame that answers `frame`; `None`: it is malformed or cannot be taken, and the connection
+/// The frame that answers `frame`, which came from the host `from`; `None`: it is malformed or cannot be taken, and the connection
 /// is closed without an answer, which is what peers understand.
-pub(crate) fn reply(core: &Core, frame: &Frame) -> Option<Vec<u8>> {
+pub(crate) fn reply(core: &Core, from: &str, frame: &Frame) -> Option<Vec<u8>> {
     let kind = match frame.kind {
         FrameKind::Typed(kind) => kind,
         FrameKind::Legacy => MessageType::Connection,
@@ -29,7 +30,9 @@ pub(crate) fn reply(core: &Core, frame: &Frame) -> Option<Vec<u8>> {
     match json {
         Ok(json) => Some(encode_frame(frame.kind, &json)),
         Err(why) => {
-            tracing::info!("a {kind:?} request on the control port is refused: {why}");
+            core.log.info(Kind::ControlRequest, from, || {
+                format!("a {kind:?} request on the control port from {from} is refused: {why}")
+            });
             None
         }
     }

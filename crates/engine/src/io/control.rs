@@ -3,11 +3,12 @@
 use std::io;
 use std::time::Duration;
 
-use tensorferry_wire::FrameReader;
+use tensorferry_wire::{FrameReader, WireError};
 
 use crate::control::reply;
 use crate::core::Core;
 use crate::io::thread::{Conn, Fate, Reactor};
+use crate::log::Kind;
 use crate::memory::Span;
 
 /// How many steps a connection has before others get their turn.
@@ -53,6 +54,13 @@ impl Reactor {
             Ok(()) => Fate::Again,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && conn.is_due(self.now) => Fate::Close,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Fate::Wait,
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                let socket = &conn.socket;
+                self.core.log.info(Kind::Stranger, &socket.peer_host(), || {
+                    format!("the control connection from {} is closed: {e}", socket.peer_text())
+                });
+                Fate::Close
+            }
             Err(e) => {
                 tracing::debug!("a control connection ends: {e}");
                 Fate::Close
@@ -68,14 +76,15 @@ impl Reactor {
                 Phase::Asking(reader) => {
                     let n = more(socket.receive_bytes(&mut self.scratch.receive)?)?;
                     let before = reader.kept();
-                    let fed = reader.feed(&self.scratch.receive[..n]).map_err(io::Error::other)?;
+                    let fed = reader.feed(&self.scratch.receive[..n]).map_err(malformed)?;
                     self.control_bytes = self.control_bytes - before + reader.kept();
                     if self.control_bytes > MAX_KEPT {
                         return Err(io::Error::other("control connections hold too much already"));
                     }
                     if let (_, Some(frame)) = fed {
                         let refused = || io::Error::other("the request is refused");
-                        let frame = reply(&self.core, &frame).ok_or_else(refused)?;
+                        let frame =
+                            reply(&self.core, &socket.peer_host(), &frame).ok_or_else(refused)?;
                         conn.control().phase = Phase::Answering { frame, sent: 0 };
                     }
                 }
@@ -93,6 +102,10 @@ impl Reactor {
         }
         Ok(())
     }
+}
+
+fn malformed(fault: WireError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, fault)
 }
 
 fn more(n: usize) -> io::Result<usize> {

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "receiving into memory that users have lent")]
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,11 +14,12 @@ use crate::core::Core;
 use crate::io::Socket;
 use crate::io::look::Watch;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
+use crate::log::Kind as Line;
 use crate::memory::Span;
-use crate::peer::{Parting, Peer, Route};
+use crate::peer::{LaneStats, Parting, Peer, Route};
 use crate::staging::{Ahead, Bell};
 use crate::sync::locked;
-use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
+use crate::tcp::{Cost, Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
 
 pub(crate) struct LaneConn {
@@ -96,8 +98,11 @@ impl Reactor {
     /// A lane was closed: what it owed goes back to the queue or is settled.
     pub(super) fn lane_gone(&mut self, token: Token, conn: LaneConn) {
         let LaneConn { peer, mut lane, half, phase, end, watch, .. } = conn;
-        if let Some(tokens) = self.lanes.get_mut(&peer.number) {
-            tokens.retain(|t| *t != token);
+        if let Entry::Occupied(mut tokens) = self.lanes.entry(peer.number) {
+            tokens.get_mut().retain(|t| *t != token);
+            if tokens.get().is_empty() {
+                tokens.remove();
+            }
         }
         let mut half = locked(&half);
         let ending = match &end {
@@ -106,8 +111,12 @@ impl Reactor {
             End::Lost(why) | End::Unconnected(why) => Ending::Lost(why),
             End::Unneeded => Ending::Lost("the lane was given up"),
         };
-        let parting = Parting { sidelined: watch.is_sidelined(), silent: watch.is_silent(&lane) };
-        lane.lost(&mut half, &ending, &mut self.scratch.requeue);
+        let parting = Parting {
+            sidelined: watch.is_sidelined(),
+            silent: watch.is_silent(&lane),
+            spent: lane.is_for_one(),
+        };
+        let cost = lane.lost(&mut half, &ending, &mut self.scratch.requeue);
         peer.requeue(&mut self.scratch.requeue);
         match (phase, end) {
             (Phase::Connecting { route, at, since }, End::Unconnected(why)) => {
@@ -120,15 +129,17 @@ impl Reactor {
             (Phase::Open, end) => {
                 peer.lane_closed(parting);
                 match end {
-                    End::Refused => peer.distrust(),
+                    End::Refused => {
+                        peer.account.metrics.refusals.add(1);
+                        peer.distrust();
+                    }
                     End::Lost(why) => {
-                        self.core.metrics.lanes_lost.add(1);
-                        tracing::debug!("a lane to {} was lost: {why}", peer.name());
+                        peer.account.metrics.lanes_lost.add(1);
+                        say_lost(&self.core, &peer, &why, cost);
                     }
                     End::Violation(e) => {
-                        let name = peer.name();
-                        let text = format!("{name} broke the protocol: {e}; its lane is closed");
-                        self.throttle.warn(self.now, &text);
+                        peer.account.metrics.lanes_lost.add(1);
+                        say_violation(&self.core, &peer, &e, cost);
                     }
                     End::Unneeded | End::Unconnected(_) => {}
                 }
@@ -391,7 +402,45 @@ fn ended(conn: &mut Conn) -> Step {
     Step::Over
 }
 
+/// A lane was lost. What fails by it is said with its batch, and a lane without requests is no loss.
+#[cold]
+fn say_lost(core: &Core, peer: &Peer, why: &str, Cost { sent_again, failed }: Cost) {
+    let name = peer.name();
+    let text =
+        || format!("a connection to {name} was lost ({why}): {sent_again} requests are sent again");
+    if sent_again > 0 && failed == 0 {
+        core.log.info(Line::LaneLost, name, text);
+    } else {
+        tracing::debug!("{}, {failed} fail", text());
+    }
+}
+
+/// A peer broke the protocol. What fails by it is said with its batch.
+#[cold]
+fn say_violation(core: &Core, peer: &Peer, fault: &WireError, cost: Cost) {
+    let name = peer.name();
+    let text = || format!("{name} broke the protocol: {fault}; its connection is closed");
+    if cost.failed == 0 {
+        core.log.warn(Line::Violation, name, text);
+    } else {
+        tracing::debug!("{}", text());
+    }
+}
+
+/// A lane, for operators.
+pub(crate) struct LaneReport {
+    /// The number of its peer.
+    pub(crate) peer: usize,
+    pub(crate) stats: LaneStats,
+}
+
 impl LaneConn {
+    pub(super) fn report(&self, io_thread: usize) -> LaneReport {
+        let is_open = matches!(self.phase, Phase::Open);
+        let stats = self.lane.stats(is_open, io_thread, self.active.elapsed());
+        LaneReport { peer: self.peer.number, stats }
+    }
+
     fn new(peer: Arc<Peer>, route: Arc<Route>, at: usize, now: Instant) -> Self {
         let (version, addr) = (route.version, route.addrs[at]);
         Self {

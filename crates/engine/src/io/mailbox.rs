@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mio::{Poll, Token, Waker};
@@ -9,6 +10,7 @@ use mio::{Poll, Token, Waker};
 use crate::control::Question;
 use crate::error::{Error, Result};
 use crate::io::Socket;
+use crate::io::lane::LaneReport;
 use crate::local::Local;
 use crate::peer::Peer;
 use crate::registry::BufferInfo;
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Fetch(Arc<Peer>),
     /// Keep the deadlines of copies within the process.
     Watch(Arc<Local>),
+    /// Say how the lanes are.
+    Report(SyncSender<Vec<LaneReport>>),
     /// End.
     Stop,
 }

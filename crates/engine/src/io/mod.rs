@@ -10,9 +10,9 @@ mod pool;
 mod serve;
 mod socket;
 mod thread;
-mod throttle;
 
 pub(crate) use descriptors::Descriptors;
+pub(crate) use lane::LaneReport;
 pub(crate) use mailbox::{Command, Mailbox, prepare};
 pub(crate) use pool::Pool;
 pub(crate) use socket::{Listener, Pulse, Socket};

@@ -5,12 +5,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tensorferry_wire::{Header, Op};
+
 use crate::io::Socket;
 use crate::io::thread::{Conn, Fate, Reactor, STARVED};
+use crate::log::Kind;
 use crate::memory::Span;
 use crate::metrics::Metrics;
 use crate::staging::{Ahead, Bell};
-use crate::tcp::{Direct, Rules, Serve, ServeFault, Served};
+use crate::tcp::{Direct, Refusal, Rules, Serve, ServeFault, Served};
 
 pub(crate) struct ServeConn {
     serve: Serve,
@@ -36,6 +39,9 @@ impl Reactor {
         let fate = self.serve_rounds(conn, &mut served);
         self.stashed = self.stashed + conn.serve().serve.stashed() - before;
         count(&served, &self.core.metrics);
+        if let Some(refusal) = conn.serve().serve.take_refusal() {
+            self.say_refused(conn, &refusal);
+        }
         if conn.serve().serve.is_starved() {
             self.sweep_by(self.now + STARVED);
         }
@@ -48,7 +54,8 @@ impl Reactor {
         if fate == Fate::Wait && conn.is_due(self.now) {
             let why =
                 if conn.serve().half_closed { "a refused peer stayed" } else { "half a header" };
-            tracing::debug!("{why} for {PATIENCE:?}: the connection is closed");
+            let text = || format!("{why} for {PATIENCE:?}");
+            self.complain(Kind::Stranger, conn, text);
             return Fate::Close;
         }
         fate
@@ -84,22 +91,56 @@ impl Reactor {
             Fault::End => {}
             Fault::Serve(ServeFault::RefusedV1) => conn.socket.reset_on_close(),
             Fault::Serve(e) => {
-                if matches!(e, ServeFault::Device(_)) {
-                    self.throttle
-                        .warn(self.now, &format!("a connection from a peer is closed: {e}"));
-                    if conn.serve().serve.speaks_v1() {
-                        // Its orderly end would say that the WRITE was applied.
-                        conn.socket.reset_on_close();
-                        return Fate::Close;
-                    }
+                let kind = match e {
+                    ServeFault::Device(_) | ServeFault::Copy(_) => Kind::ServingMemory,
+                    _ => Kind::Stranger,
+                };
+                self.complain(kind, conn, || e.to_string());
+                if matches!(e, ServeFault::Device(_)) && conn.serve().serve.speaks_v1() {
+                    // Its orderly end would say that the WRITE was applied.
+                    conn.socket.reset_on_close();
+                    return Fate::Close;
                 }
-                tracing::info!("a connection from a peer is closed: {e}");
                 // What was applied before is acknowledged, as far as the socket takes it.
                 let _ = self.serve_output(conn);
             }
             Fault::Io(e) => tracing::debug!("a connection from a peer is lost: {e}"),
         }
         Fate::Close
+    }
+
+    /// Says why a connection is closed: what a peer sends is its own business, memory that fails is ours.
+    #[cold]
+    fn complain(&self, kind: Kind, conn: &Conn, why: impl FnOnce() -> String) {
+        let (log, socket) = (&self.core.log, &conn.socket);
+        let text =
+            || format!("the data connection from {} is closed: {}", socket.peer_text(), why());
+        match kind {
+            Kind::ServingMemory => log.warn(kind, &socket.peer_host(), text),
+            _ => log.info(kind, &socket.peer_host(), text),
+        }
+    }
+
+    #[cold]
+    fn say_refused(&self, conn: &Conn, refusal: &Refusal) {
+        let (log, socket) = (&self.core.log, &conn.socket);
+        match refusal {
+            Refusal::Range(Header { op, addr, len, .. }) => {
+                log.info(Kind::RangeRefused, &socket.peer_host(), || {
+                    let op = if *op == Op::Read { "READ" } else { "WRITE" };
+                    let from = socket.peer_text();
+                    format!(
+                        "a {op} of {len} bytes at {addr:#x} from {from} is refused: the range is in no buffer \
+                         that is registered for it"
+                    )
+                });
+            }
+            Refusal::Device(why) => {
+                log.warn(Kind::ServingMemory, &socket.peer_host(), || {
+                    format!("a READ from {} is refused: {why}", socket.peer_text())
+                });
+            }
+        }
     }
 
     /// One receive call. False: nothing can be received before there is a staging slot.

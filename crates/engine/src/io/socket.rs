@@ -133,6 +133,18 @@ impl Socket {
         unsafe { self.receive(&[Span::of_mut(bytes)]) }
     }
 
+    /// The address of the peer, for people: where it can be told no more, that is said.
+    pub(crate) fn peer_text(&self) -> String {
+        let addr = self.inner.peer_addr().ok().and_then(|addr| addr.as_socket());
+        addr.map_or_else(|| "a peer that has gone".to_owned(), |addr| addr.to_string())
+    }
+
+    /// The host of the peer, for the measure of what is logged about it.
+    pub(crate) fn peer_host(&self) -> String {
+        let addr = self.inner.peer_addr().ok().and_then(|addr| addr.as_socket());
+        addr.map_or_else(String::new, |addr| addr.ip().to_string())
+    }
+
     /// Has the peer see a reset instead of an orderly end when the socket is closed.
     pub(crate) fn reset_on_close(&self) {
         let _ = self.inner.set_linger(Some(std::time::Duration::ZERO));

@@ -19,12 +19,12 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::ask::AskConn;
 use crate::io::control::ControlConn;
-use crate::io::lane::{LaneConn, Stuck};
+use crate::io::lane::{LaneConn, LaneReport, Stuck};
 use crate::io::mailbox::{Command, ConnBell, Mailbox, WAKER};
 use crate::io::serve::ServeConn;
-use crate::io::throttle::Throttle;
 use crate::io::{Listener, Socket};
 use crate::local::Local;
+use crate::log::Kind as Line;
 use crate::memory::Span;
 use crate::peer::Peer;
 use crate::staging::Bell;
@@ -63,7 +63,6 @@ pub(crate) struct Reactor {
     pub(super) control_bytes: usize,
     /// Bytes of WRITEs that have arrived and wait for staging slots.
     pub(super) stashed: usize,
-    pub(super) throttle: Throttle,
     /// Peers whose queue is looked after here.
     peers: HashMap<usize, Arc<Peer>>,
     /// Lanes of each peer that live here.
@@ -195,7 +194,6 @@ impl Reactor {
             over: Vec::new(),
             control_bytes: 0,
             stashed: 0,
-            throttle: Throttle::default(),
             peers: HashMap::new(),
             lanes: HashMap::new(),
             now: Instant::now(),
@@ -299,9 +297,13 @@ impl Reactor {
                     self.peers.entry(peer.number).or_insert_with(|| Arc::clone(&peer));
                     self.look_at(&peer);
                 }
+                Command::Report(to) => {
+                    // Whoever asked may have given up waiting.
+                    let _ = to.try_send(self.report());
+                }
                 Command::Help(peer) => {
                     peer.answer_tell(self.index);
-                    self.drive_lanes(&peer);
+                    let _ = self.drive_lanes(&peer);
                 }
                 Command::Dial(peer) => self.dial(&peer),
                 Command::Ask(question) => self.ask(question),
@@ -329,7 +331,7 @@ impl Reactor {
 
     /// Gives a peer's queue to its lanes here, and makes another lane if they cannot take it all.
     pub(super) fn look_at(&mut self, peer: &Arc<Peer>) {
-        self.drive_lanes(peer);
+        let any = self.drive_lanes(peer);
         if let Some(at) = peer.next_deadline() {
             self.sweep_by(at);
         }
@@ -342,13 +344,28 @@ impl Reactor {
                 }
             }
         }
+        if !any && peer.is_at_rest() {
+            // Whatever comes for it kicks again.
+            self.peers.remove(&peer.number);
+        }
     }
 
-    fn drive_lanes(&mut self, peer: &Arc<Peer>) {
+    /// Lets the lanes of a peer do what they can; whether there are any.
+    fn drive_lanes(&mut self, peer: &Arc<Peer>) -> bool {
         let lanes = self.lanes.get(&peer.number).cloned().unwrap_or_default();
-        for token in lanes {
-            self.drive(token);
+        for token in &lanes {
+            self.drive(*token);
         }
+        !lanes.is_empty()
+    }
+
+    /// How the lanes of this thread are.
+    fn report(&self) -> Vec<LaneReport> {
+        let lane = |conn: &Conn| match &conn.kind {
+            Kind::Lane(lane) => Some(lane.report(self.index)),
+            _ => None,
+        };
+        self.each().filter_map(lane).collect()
     }
 
     /// Makes another lane if what is queued needs one.
@@ -432,8 +449,9 @@ impl Reactor {
                     // Faults of the one connection; the next is a new chance.
                     Some(libc::ECONNABORTED | libc::EINTR | libc::EPROTO | libc::EPERM) => {}
                     _ => {
-                        let text = format!("accepting failed: {e}; trying again in {REST:?}");
-                        self.throttle.warn(self.now, &text);
+                        self.core.log.warn(Line::Accepting, "", || {
+                            format!("accepting a connection failed: {e}; trying again in {REST:?}")
+                        });
                         self.timers.push(Reverse((self.now + REST, token)));
                         return;
                     }
@@ -461,8 +479,9 @@ impl Reactor {
                     let kind = Kind::Control(ControlConn::new(&self.core));
                     self.add(socket, kind, true, Some(due));
                 } else {
-                    let text = format!("{busy} control connections are open; one more is refused");
-                    self.throttle.warn(self.now, &text);
+                    self.core.log.warn(Line::ControlCrowd, "", || {
+                        format!("{busy} control connections are open; one more is refused")
+                    });
                 }
             }
         }
@@ -507,8 +526,9 @@ impl Reactor {
         let token = join(index, self.conns[index].generation);
         let interest = Interest::READABLE | Interest::WRITABLE;
         if let Err(e) = self.register(socket.as_raw_fd(), token, interest) {
-            self.throttle
-                .warn(self.now, &format!("watching a connection failed: {e}; it is closed"));
+            self.core.log.warn(Line::Accepting, "", || {
+                format!("watching a connection failed: {e}; it is closed")
+            });
             self.free.push(index);
             return None;
         }
@@ -635,6 +655,10 @@ impl Reactor {
         }
         for peer in &peers {
             self.spread(peer);
+            if peer.is_at_rest() {
+                // Lanes are looked through for themselves; whatever comes for its queue kicks again.
+                self.peers.remove(&peer.number);
+            }
         }
     }
 
@@ -651,10 +675,13 @@ impl Reactor {
             .collect();
         for token in users {
             if let Some(conn) = self.take(token) {
-                let text = format!(
-                    "{addr:#x} is unregistered while a peer moves it: its connection is closed"
-                );
-                self.throttle.warn(self.now, &text);
+                let text = || {
+                    let from = conn.socket.peer_text();
+                    format!(
+                        "{addr:#x} is unregistered while {from} moves it: its connection is closed"
+                    )
+                };
+                self.core.log.warn(Line::Revoked, &conn.socket.peer_host(), text);
                 conn.socket.reset_on_close();
                 self.close(conn);
             }

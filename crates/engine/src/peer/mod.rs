@@ -4,6 +4,7 @@ mod backoff;
 mod notify;
 mod queue;
 mod route;
+mod stats;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,6 +18,7 @@ use crate::control::{self, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Command;
+use crate::log::Kind;
 use crate::peer::backoff::Backoff;
 use crate::peer::notify::Notifications;
 use crate::peer::queue::{Queue, Work};
@@ -26,11 +28,14 @@ use crate::tcp::Room;
 use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
 pub(crate) use route::Route;
+pub(crate) use stats::Account;
+pub use stats::{LaneState, LaneStats, LastError, PeerState, PeerStats};
 
 pub(crate) struct Peer {
     name: Arc<str>,
     address: SegmentName,
     core: Arc<Core>,
+    pub(crate) account: Account,
     /// Tells the peers of an engine apart.
     pub(crate) number: usize,
     /// The IO thread that looks after the queue.
@@ -66,6 +71,10 @@ struct State {
     /// No lane is made while it rests: connecting failed while others were open, or lanes were made and nobody
     /// answered there.
     dialling: Backoff,
+    /// Lanes that have closed and in whose place none was opened yet.
+    closed: usize,
+    /// Since when somebody was told that it cannot be reached; the next open lane says otherwise.
+    unreachable_since: Option<Instant>,
 }
 
 /// How a lane has ended, for what is to come after it.
@@ -75,6 +84,8 @@ pub(crate) struct Parting {
     pub(crate) sidelined: bool,
     /// Whoever is at the other end left requests without an answer.
     pub(crate) silent: bool,
+    /// It was for one request only, which is the way of v1.
+    pub(crate) spent: bool,
 }
 
 /// What a look at the queue brought.
@@ -105,6 +116,7 @@ impl Peer {
             name: address.to_string().into(),
             address,
             core,
+            account: Account::default(),
             number,
             home,
             state: Mutex::new(State::new()),
@@ -240,31 +252,44 @@ impl Peer {
         }
         state.doubted = false;
         state.queue.unpark();
-        let mut orphans = Work::default();
         match fetched {
-            Ok(route) => {
-                if state.route.as_ref().is_some_and(|known| known.addrs != route.addrs) {
-                    state.dialling.reset();
-                }
-                state.route = Some(Arc::new(route));
-                state.fetch_error = None;
-            }
-            Err(error) => {
-                if state.route.is_none() {
-                    orphans = state.queue.take_all();
-                }
-                state.redialled = false;
-                state.fetch_error = Some((began, error.clone()));
-                tracing::debug!("no descriptor: {error}");
-            }
-        }
-        let error = state.fetch_error.clone();
-        drop(state);
-        if let Some((_, error)) = error {
-            orphans.fail(&Cause::Whole(Arc::new(error)));
+            Ok(route) => self.learned(state, route),
+            Err(error) => self.not_told(state, began, error),
         }
         self.asked.notify_all();
         self.kick();
+    }
+
+    fn learned(&self, mut state: MutexGuard<'_, State>, route: Route) {
+        let known = state.route.as_ref();
+        let news = known.and_then(|known| route.news_since(known));
+        if known.is_some_and(|known| known.addrs != route.addrs) {
+            state.dialling.reset();
+        }
+        state.route = Some(Arc::new(route));
+        state.fetch_error = None;
+        drop(state);
+        self.account.metrics.descriptors_fetched.add(1);
+        if let Some(news) = news {
+            self.core.log.info(Kind::Moved, &self.name, || format!("{} {news}", self.name));
+        }
+    }
+
+    fn not_told(&self, mut state: MutexGuard<'_, State>, began: Instant, error: Error) {
+        let mut orphans = Work::default();
+        if state.route.is_none() {
+            orphans = state.queue.take_all();
+            state.unreachable_since.get_or_insert_with(Instant::now);
+        }
+        state.redialled = false;
+        state.fetch_error = Some((began, error.clone()));
+        // Batches that fail by it say so. Others who ask are told by nobody else.
+        let alone = state.route.is_none() && state.askers > 0 && orphans.is_empty();
+        drop(state);
+        if alone && !matches!(error, Error::Closed) {
+            self.account.told(&self.core.log, &self.name, &error);
+        }
+        orphans.fail(&Cause::Whole(Arc::new(error)));
     }
 
     /// Moves slices from the queue to `out`, as many as `room` allows.
@@ -272,11 +297,11 @@ impl Peer {
         let mut state = self.lock();
         let Some(route) = state.route.clone() else { return Pulled::default() };
         let (mut bytes, mut hint, mut looks) = (0, 0, 0);
-        let mut alone = false;
+        let (mut alone, mut failed) = (false, Vec::new());
         while out.len() < room.requests && bytes < room.bytes && looks < MAX_LOOKS && !alone {
             let Some(slice) = state.queue.next() else { break };
             match admit(&state, &route, &slice, now, &mut hint) {
-                Admission::Fail(cause) => slice.settle(Err(cause)),
+                Admission::Fail(cause) => failed.push((slice, cause)),
                 Admission::Wait => state.queue.park(slice),
                 Admission::Alone if !room.empty || !out.is_empty() => {
                     state.queue.push_front(slice);
@@ -296,6 +321,11 @@ impl Peer {
             // The buffers may have been registered after the peer was asked: ask once more.
             self.ask(&mut state);
         }
+        drop(state);
+        // Without the lock: the last of a batch ends it, and whoever logs that may ask about the peer.
+        for (slice, cause) in failed {
+            slice.settle(Err(cause));
+        }
         Pulled { alone, more: looks == MAX_LOOKS }
     }
 
@@ -313,7 +343,7 @@ impl Peer {
                 stopped.push((slice, stop));
                 continue;
             }
-            self.core.metrics.retries.add(1);
+            self.account.metrics.retries.add(1);
             state.queue.push_front(slice);
         }
         drop(state);
@@ -350,6 +380,14 @@ impl Peer {
     /// IO thread `index` looks now; what comes after this tells it again.
     pub(crate) fn answer_tell(&self, index: usize) {
         self.told.fetch_and(!(1 << index), Ordering::SeqCst);
+    }
+
+    /// Whether nothing is to be done for it and nothing to be watched, apart from what is on its lanes.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let state = self.lock();
+        let resting = state.queue.is_empty() && !state.queue.has_parked();
+        drop(state);
+        resting && locked(&self.notifications).is_empty()
     }
 
     /// Whether something waits in the queue.
@@ -395,8 +433,17 @@ impl Peer {
         let mut state = self.lock();
         state.connecting -= 1;
         state.redialled = false;
+        let replaces = state.closed > 0;
+        state.closed -= usize::from(replaces);
+        let unreachable_since = state.unreachable_since.take();
         drop(state);
-        self.core.metrics.lanes_opened.add(1);
+        self.account.metrics.lanes_opened.add(1);
+        self.account.metrics.reconnects.add(u64::from(replaces));
+        if let Some(since) = unreachable_since {
+            let text =
+                || format!("{} can be reached again, after {:.1?}", self.name, since.elapsed());
+            self.core.log.info(Kind::Reachable, &self.name, text);
+        }
     }
 
     /// When another lane may be made, if something waits for that time.
@@ -421,6 +468,7 @@ impl Peer {
     pub(crate) fn lane_closed(&self, parting: Parting) {
         let mut state = self.lock();
         state.lanes -= 1;
+        state.closed += usize::from(!parting.spent);
         state.sidelined -= usize::from(parting.sidelined);
         if parting.silent {
             state.dialling.grow(Instant::now());
@@ -437,6 +485,7 @@ impl Peer {
     /// A lane could not be connected at any address. The first time the descriptor is asked for anew, since
     /// the peer may have moved; the second time the peer is unreachable.
     pub(crate) fn lane_failed(self: &Arc<Self>, addr: SocketAddr, why: &str, after: Duration) {
+        self.account.metrics.connects_failed.add(1);
         let mut state = self.lock();
         state.connecting -= 1;
         state.lanes -= 1;
@@ -452,6 +501,7 @@ impl Peer {
         if state.redialled {
             orphans = state.queue.take_all();
             state.redialled = false;
+            state.unreachable_since.get_or_insert_with(Instant::now);
         } else {
             state.redialled = true;
         }
@@ -461,7 +511,8 @@ impl Peer {
         }
         drop(state);
         let what = format!("connecting to its data port at {addr} failed ({why})");
-        let error = Error::PeerUnreachable { peer: Arc::clone(&self.name), what, after };
+        let error =
+            Error::PeerUnreachable { subject: None, peer: Arc::clone(&self.name), what, after };
         orphans.fail(&Cause::Whole(Arc::new(error)));
     }
 
@@ -519,7 +570,9 @@ impl Owner for Peer {
 
     fn finished(&self, batch: &BatchInner) {
         self.release(batch.len());
-        batch.count(&self.core.metrics);
+        if let Some(failed) = batch.count(&self.account.metrics) {
+            self.account.batch_failed(&self.core.log, &self.name, &failed);
+        }
     }
 }
 
@@ -574,12 +627,26 @@ impl State {
             sidelined: 0,
             redialled: false,
             dialling: Backoff::new(FIRST_REST, LONGEST_REST),
+            closed: 0,
+            unreachable_since: None,
         }
     }
 
     /// Whether anybody still wants an answer from the control port.
     fn is_curious(&self) -> bool {
         self.askers > 0 || self.doubted || self.queue.has_parked() || !self.queue.is_empty()
+    }
+
+    /// How it looks to operators.
+    fn seen(&self) -> PeerState {
+        match () {
+            () if self.lanes > self.connecting => PeerState::Connected,
+            () if self.lanes > 0 => PeerState::Connecting,
+            () if self.fetching && self.route.is_none() => PeerState::Resolving,
+            () if self.unreachable_since.is_some() => PeerState::Unreachable,
+            () if self.route.is_some() => PeerState::Idle,
+            () => PeerState::Unknown,
+        }
     }
 
     /// What a waiting request is waiting for.

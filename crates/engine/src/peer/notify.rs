@@ -18,6 +18,18 @@ pub(super) struct Notifications {
     sending: bool,
 }
 
+impl Notifications {
+    /// How many wait for earlier ones.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether none waits, and none is being delivered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && !self.sending
+    }
+}
+
 impl Peer {
     /// Has the notification of a batch whose bytes are applied sent, behind all earlier ones.
     pub(super) fn send_behind(self: &Arc<Self>, batch: &Arc<BatchInner>) {
@@ -48,12 +60,12 @@ impl Peer {
         let stop = move || stopping.stop_at(Instant::now()).is_some();
         let deadline = batch.deadline;
         let answer = move |result: Result<()>| {
+            peer.account.metrics.notifications_sent.add(u64::from(result.is_ok()));
             batch.finish(result.err());
             peer.send_next_notification();
         };
         let to = (&self.name, &self.address);
-        let question =
-            control::notify_question(&self.core, to, &notification, deadline, stop, answer);
+        let question = control::notify_question(to, &notification, deadline, stop, answer);
         self.core.mailboxes[self.home].post(Command::Ask(Arc::new(question)));
     }
 

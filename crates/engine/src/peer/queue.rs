@@ -1,6 +1,6 @@
 //! What waits for a peer: batches that are being cut into slices, and slices that came back.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -120,10 +120,48 @@ impl Queue {
         Work { slices, cursors }
     }
 
+    /// What waits, to be counted without a lock on the queue.
+    pub(super) fn waiting(&self) -> Waiting {
+        let slices = self.parked.iter().chain(&self.requeued);
+        Waiting {
+            slices: slices.map(|s| (Arc::clone(&s.batch), s.len)).collect(),
+            cursors: self.cursors.iter().map(|c| (Arc::clone(&c.batch), c.entry)).collect(),
+        }
+    }
+
     /// The batches of all that waits; one may come several times.
     pub(super) fn batches(&self) -> impl Iterator<Item = &Arc<BatchInner>> {
         let slices = self.parked.iter().chain(&self.requeued);
         self.cursors.iter().map(|c| &c.batch).chain(slices.map(|s| &s.batch))
+    }
+}
+
+/// What waits in a queue.
+pub(super) struct Waiting {
+    slices: Vec<(Arc<BatchInner>, u64)>,
+    /// Batches, and the first of their entries that nobody has taken.
+    cursors: Vec<(Arc<BatchInner>, u32)>,
+}
+
+impl Waiting {
+    /// How many batches, requests and bytes. A request of which a part is in flight counts with the rest of it.
+    pub(super) fn count(&self) -> (u64, u64, u64) {
+        let mut batches: HashSet<*const BatchInner> = HashSet::new();
+        let (mut requests, mut bytes) = (0, 0_u64);
+        for (batch, len) in &self.slices {
+            batches.insert(Arc::as_ptr(batch));
+            requests += 1;
+            bytes = bytes.saturating_add(*len);
+        }
+        for (batch, first) in &self.cursors {
+            batches.insert(Arc::as_ptr(batch));
+            let lens = (*first..batch.len() as u32).map(|entry| batch.request(entry).len);
+            for len in lens.filter(|len| *len > 0) {
+                requests += 1;
+                bytes = bytes.saturating_add(len);
+            }
+        }
+        (batches.len() as u64, requests, bytes)
     }
 }
 
@@ -162,6 +200,10 @@ impl Cursor {
 }
 
 impl Work {
+    pub(super) fn is_empty(&self) -> bool {
+        self.slices.is_empty() && self.cursors.is_empty()
+    }
+
     pub(super) fn fail(self, cause: &Cause) {
         for slice in self.slices {
             slice.settle(Err(cause.clone()));

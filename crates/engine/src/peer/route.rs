@@ -21,6 +21,8 @@ pub(crate) struct Route {
     sorted: Vec<BufferInfo>,
     /// The peer has more buffers than it could list.
     pub(super) truncated: bool,
+    /// Which run of the peer's program it is of, if that was said.
+    incarnation: Option<u64>,
     /// When the asking began: what was registered before is in it.
     pub(super) asked: Instant,
 }
@@ -38,7 +40,20 @@ impl Route {
         let mut sorted = buffers.clone();
         sorted.sort_unstable_by_key(|b| b.addr);
         let truncated = descriptor.tensorferry.as_ref().is_some_and(|f| f.buffers_truncated);
-        Self { version: spoken.min(newest), addrs, buffers, sorted, truncated, asked }
+        let incarnation = descriptor.tensorferry.as_ref().map(|f| f.incarnation);
+        let version = spoken.min(newest);
+        Self { version, addrs, buffers, sorted, truncated, incarnation, asked }
+    }
+
+    /// What has become of the peer since `before`, apart from its buffers, in words; `None`: nothing.
+    pub(super) fn news_since(&self, before: &Self) -> Option<String> {
+        let restarted = self.incarnation != before.incarnation;
+        if self.addrs == before.addrs {
+            return restarted.then(|| "has restarted".to_owned());
+        }
+        let what = if restarted { "has restarted, with its" } else { "has moved its" };
+        let (old, new) = (&before.addrs, &self.addrs);
+        Some(format!("{what} data port from {old:?} to {new:?}"))
     }
 
     /// Whether one published buffer contains the range. `hint` remembers which.

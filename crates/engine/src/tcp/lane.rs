@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorferry_gpu::DeviceId;
 use tensorferry_wire::{
@@ -11,6 +11,7 @@ use tensorferry_wire::{
 };
 
 use crate::memory::Span;
+use crate::peer::{LaneState, LaneStats};
 use crate::staging::{Bell, Inlet, Keep, Room as SlotRoom};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{Cause, Slice, Stop};
@@ -34,7 +35,9 @@ pub(crate) struct Lane {
     peer_addr: SocketAddr,
     /// In the order of their answers.
     flights: VecDeque<Flight>,
-    in_flight: u64,
+    /// Bytes of the requests that it took, without those that were taken back, and of those that are answered.
+    taken_bytes: u64,
+    done_bytes: u64,
     reader: ReplyReader,
     scratch: Box<[u8; SCRATCH]>,
     /// The only request in flight must not be followed by another.
@@ -45,8 +48,9 @@ pub(crate) struct Lane {
     held: bool,
     /// A request that had left, at least in part, was not answered by its deadline.
     timed_out: bool,
-    /// Requests taken so far.
+    /// Requests taken so far, and those of them that were taken back unsent.
     taken: u64,
+    taken_back: u64,
     /// Where READ payloads for device memory land.
     inlet: Inlet,
     /// Some READ in flight is for device memory.
@@ -101,13 +105,21 @@ pub(crate) enum Ending<'a> {
     Violation(&'a Arc<WireError>),
 }
 
+/// What the end of a connection cost, in slices.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) sent_again: usize,
+    pub(crate) failed: usize,
+}
+
 impl Lane {
     pub(crate) fn new(version: Version, peer_addr: SocketAddr) -> Self {
         Self {
             version,
             peer_addr,
             flights: VecDeque::new(),
-            in_flight: 0,
+            taken_bytes: 0,
+            done_bytes: 0,
             reader: ReplyReader::default(),
             scratch: Box::new([0; SCRATCH]),
             alone: false,
@@ -115,6 +127,7 @@ impl Lane {
             held: false,
             timed_out: false,
             taken: 0,
+            taken_back: 0,
             inlet: Inlet::default(),
             stages: false,
         }
@@ -129,7 +142,7 @@ impl Lane {
         let requests = if self.version == Version::V1 { 1 } else { WINDOW_REQUESTS };
         Room {
             requests: requests.saturating_sub(self.flights.len()),
-            bytes: WINDOW_BYTES.saturating_sub(self.in_flight),
+            bytes: WINDOW_BYTES.saturating_sub(self.bytes_in_flight()),
             empty: self.flights.is_empty(),
         }
     }
@@ -139,7 +152,7 @@ impl Lane {
         self.stages &= !self.flights.is_empty();
         for (seq, slice) in half.launched.drain(..) {
             self.taken += 1;
-            self.in_flight += slice.len;
+            self.taken_bytes += slice.len;
             let (op, len) = (slice.op(), slice.len);
             let staged = op == Op::Read && slice.device().is_some();
             self.stages |= staged;
@@ -191,7 +204,8 @@ impl Lane {
         let Some(front) = half.front() else { return };
         let unsent = self.position(front) + usize::from(half.touched(front));
         for flight in self.flights.drain(unsent..) {
-            self.in_flight -= flight.len;
+            self.taken_bytes -= flight.len;
+            self.taken_back += 1;
             self.alone = false;
             requeue.extend(flight.slice);
         }
@@ -204,6 +218,32 @@ impl Lane {
     /// It moves again.
     pub(crate) fn go_on(&mut self) {
         self.held = false;
+    }
+
+    fn bytes_in_flight(&self) -> u64 {
+        self.taken_bytes - self.done_bytes
+    }
+
+    /// How it looks to operators, apart from what its connection knows.
+    pub(crate) fn stats(&self, is_open: bool, io_thread: usize, quiet_for: Duration) -> LaneStats {
+        let in_flight = self.flights.len() as u64;
+        LaneStats {
+            address: self.peer_addr,
+            version: self.version,
+            state: LaneState::of(is_open, in_flight, quiet_for),
+            closing: self.closing,
+            io_thread,
+            slices_in_flight: in_flight,
+            bytes_in_flight: self.bytes_in_flight(),
+            slices_done: self.taken - self.taken_back - in_flight,
+            bytes_done: self.done_bytes,
+            quiet_for,
+        }
+    }
+
+    /// Whether each of its connections is for one request only.
+    pub(crate) fn is_for_one(&self) -> bool {
+        self.version == Version::V1
     }
 
     /// Whether no request is in flight.
@@ -395,7 +435,7 @@ impl Lane {
 
     fn settle_front(&mut self, verdict: std::result::Result<(), Cause>) {
         let front = self.flights.pop_front().expect("the caller looked");
-        self.in_flight -= front.len;
+        self.done_bytes += front.len;
         self.alone = false;
         if let Some(slice) = front.slice {
             slice.settle(verdict);
@@ -507,7 +547,8 @@ impl Lane {
     /// Removes an untouched flight.
     fn forget(&mut self, at: usize, half: &mut SendHalf) {
         let flight = self.flights.remove(at).expect("the caller looked");
-        self.in_flight -= flight.len;
+        self.taken_bytes -= flight.len;
+        self.taken_back += 1;
         self.alone = false;
         half.take_back(flight.seq);
     }
@@ -518,7 +559,8 @@ impl Lane {
         let Some(front) = half.front() else { return };
         let behind = self.position(front) + 1;
         for flight in self.flights.drain(behind..) {
-            self.in_flight -= flight.len;
+            self.taken_bytes -= flight.len;
+            self.taken_back += 1;
             requeue.extend(flight.slice);
         }
         half.shut();
@@ -541,10 +583,11 @@ impl Lane {
         half: &mut SendHalf,
         ending: &Ending<'_>,
         requeue: &mut Vec<Slice>,
-    ) {
+    ) -> Cost {
         self.take_over(half);
         self.inlet.forget();
         self.retire("its connection ended");
+        let mut cost = Cost::default();
         let refusal = matches!(ending, Ending::Refusal);
         for mut flight in self.flights.drain(..) {
             let Some(mut slice) = flight.slice.take() else { continue };
@@ -553,6 +596,7 @@ impl Lane {
             let violation = matches!(ending, Ending::Violation(_));
             if (unapplied || flight.op == Op::Read) && slice.tries < most && !violation {
                 slice.tries += 1;
+                cost.sent_again += 1;
                 requeue.push(slice);
                 continue;
             }
@@ -564,10 +608,12 @@ impl Lane {
                 }
                 Ending::Lost(why) => Cause::Unknown((*why).into()),
             };
+            cost.failed += 1;
             slice.settle(Err(cause));
         }
-        self.in_flight = 0;
+        self.taken_bytes = self.done_bytes;
         half.shut();
+        cost
     }
 
     /// Has the batches whose local ranges pin the buffer at `addr` stop.
@@ -825,7 +871,7 @@ mod tests {
         /// Takes note of what is final now.
         fn look(&mut self) {
             let owed: u64 = self.lane.flights.iter().map(|f| f.len).sum();
-            assert_eq!(self.lane.in_flight, owed);
+            assert_eq!(self.lane.bytes_in_flight(), owed);
             for asked in &mut self.asked {
                 if asked.quiet.is_none() && asked.batch.poll() != BatchState::Running {
                     asked.quiet = Some(asked.local.read(0, asked.len as usize));

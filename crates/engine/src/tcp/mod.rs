@@ -4,9 +4,9 @@ mod lane;
 mod send;
 mod serve;
 
-pub(crate) use lane::{Ending, Lane, LaneFault, Room};
+pub(crate) use lane::{Cost, Ending, Lane, LaneFault, Room};
 pub(crate) use send::SendHalf;
-pub(crate) use serve::{Direct, Rules, Serve, ServeFault, Served};
+pub(crate) use serve::{Direct, Refusal, Rules, Serve, ServeFault, Served};
 
 /// The most user memory that one syscall moves: a page fault there stalls only so much.
 pub(crate) const MAX_CALL_BYTES: u64 = 1 << 20;

@@ -31,6 +31,8 @@ pub(crate) struct Serve {
     last: Option<Seen>,
     /// A refusal is on its way; so many bytes are still swallowed.
     draining: Option<u64>,
+    /// The last request that was refused, until somebody has asked about it.
+    refusal: Option<Refusal>,
     direct: bool,
     v1: bool,
     /// Where payloads for device memory land, and where those from there come from.
@@ -97,6 +99,14 @@ pub(crate) struct Served {
     pub(crate) refusals: u64,
 }
 
+/// A request of a peer that was refused, and why.
+pub(crate) enum Refusal {
+    /// The range is in no buffer that may be used so.
+    Range(Header),
+    /// The device that it is on failed.
+    Device(Fault),
+}
+
 /// Why a connection from a peer cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeFault {
@@ -140,6 +150,7 @@ impl Serve {
             sent: 0,
             last: None,
             draining: None,
+            refusal: None,
             direct: false,
             v1: false,
             inlet: Inlet::followed(),
@@ -377,6 +388,7 @@ impl Serve {
 
     fn refuse(&mut self, header: Header, served: &mut Served) -> Result<(), ServeFault> {
         served.refusals += 1;
+        self.refusal = Some(Refusal::Range(header));
         self.last = None;
         if header.version == Version::V1 {
             return Err(ServeFault::RefusedV1);
@@ -401,6 +413,11 @@ impl Serve {
             Some(Answer::Applied { n, mark }) if *mark == after => *n += 1,
             _ => self.answers.push_back(Answer::Applied { n: 1, mark: after }),
         }
+    }
+
+    /// What was refused since the last call, if anything was.
+    pub(crate) fn take_refusal(&mut self) -> Option<Refusal> {
+        self.refusal.take()
     }
 
     /// Looks at what the copies have done, and has devices copy what will be answered next.
@@ -437,7 +454,7 @@ impl Serve {
         if !unanswered {
             return Err(ServeFault::Device(why));
         }
-        tracing::warn!("a READ is refused: {why}");
+        self.refusal = Some(Refusal::Device(why));
         // What was asked behind it is not answered: a refusal is the last word.
         self.answers.clear();
         self.staged.clear();

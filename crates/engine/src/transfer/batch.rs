@@ -9,7 +9,7 @@ use tensorferry_wire::{Notification, Op};
 
 use crate::error::{Error, Result, Subject};
 use crate::memory::Lent;
-use crate::metrics::Metrics;
+use crate::metrics::PeerMetrics;
 use crate::registry::Pin;
 use crate::staging::{Stager, Word};
 use crate::sync::locked;
@@ -165,6 +165,29 @@ struct Failure {
     entry: u32,
     cause: Cause,
     elapsed: Duration,
+}
+
+/// What there is to say of a batch that failed.
+pub(crate) struct FailedBatch {
+    failed: usize,
+    of: usize,
+    pub(crate) first: Error,
+}
+
+impl FailedBatch {
+    /// Somebody wanted it to end, so that there is nothing to look at.
+    pub(crate) fn is_wanted(&self) -> bool {
+        matches!(self.first, Error::Cancelled { .. } | Error::Closed)
+    }
+}
+
+impl fmt::Display for FailedBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.failed > 0 && self.of > 1 {
+            write!(f, "{} of {} requests of a batch failed; the first: ", self.failed, self.of)?;
+        }
+        write!(f, "{}", self.first)
+    }
 }
 
 /// A part of a request that moves on one lane. It must be settled; one that is dropped unsettled
@@ -349,8 +372,8 @@ impl BatchInner {
         Stop::from_code(self.stop.load(Ordering::Relaxed))
     }
 
-    /// Adds what became of the batch to the counters.
-    pub(crate) fn count(&self, metrics: &Metrics) {
+    /// Adds what became of the batch to the counters; what there is to say of it, if it failed.
+    pub(crate) fn count(&self, metrics: &PeerMetrics) -> Option<FailedBatch> {
         let failures = locked(&self.failures);
         let failed = failures.len() as u64;
         let completed = self.entries.len() as u64 - failed;
@@ -366,9 +389,21 @@ impl BatchInner {
         }
         metrics.bytes_read.add(read);
         metrics.bytes_written.add(written);
-        let completed = failed == 0 && locked(&self.notify_error).is_none();
-        let batches = if completed { &metrics.batches_completed } else { &metrics.batches_failed };
-        batches.add(1);
+        if failed == 0 && locked(&self.notify_error).is_none() {
+            metrics.batches_completed.add(1);
+            return None;
+        }
+        metrics.batches_failed.add(1);
+        Some(self.describe(&failures))
+    }
+
+    #[cold]
+    fn describe(&self, failures: &[Failure]) -> FailedBatch {
+        let first = match failures.first() {
+            Some(failure) => self.error(failure),
+            None => locked(&self.notify_error).clone().unwrap_or(Error::Closed),
+        };
+        FailedBatch { failed: failures.len(), of: self.len(), first }
     }
 
     /// Whether a pin of the batch is on the buffer that starts at `addr`.
@@ -507,11 +542,7 @@ impl Batch {
     }
 
     fn first_error(&self) -> Error {
-        let failures = locked(&self.inner.failures);
-        match failures.first() {
-            Some(failure) => self.inner.error(failure),
-            None => locked(&self.inner.notify_error).clone().unwrap_or(Error::Closed),
-        }
+        self.inner.describe(&locked(&self.inner.failures)).first
     }
 }
 

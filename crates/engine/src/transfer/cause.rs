@@ -81,7 +81,7 @@ impl Cause {
             Self::Protocol(peer_addr, fault) => {
                 Error::Protocol { subject, peer_addr: *peer_addr, fault: fault.as_ref().clone() }
             }
-            Self::Whole(error) => error.as_ref().clone(),
+            Self::Whole(error) => error.as_ref().clone().about(subject),
         }
     }
 }

@@ -8,7 +8,7 @@ mod table;
 #[cfg(test)]
 pub(crate) use batch::tests::batch_of;
 pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
-pub(crate) use batch::{BatchInner, Held, Hold, Order, Owner, Places, Slice};
+pub(crate) use batch::{BatchInner, FailedBatch, Held, Hold, Order, Owner, Places, Slice};
 pub(crate) use cause::{Cause, Stop};
 pub use order::UserStream;
 pub use table::{BatchId, BatchTable};
