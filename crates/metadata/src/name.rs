@@ -96,8 +96,8 @@ fn split<'a>(text: &str, name: &'a str) -> Result<(&'a str, Option<&'a str>), Me
 /// Whether `text` is an IPv6 address, with or without a scope.
 fn is_ipv6(text: &str) -> bool {
     let (address, scope) = split_scope(text);
-    // A colon in a scope would make the port of `fe80::1%eth0:15000` a part of it.
-    let scope_is_fine = scope.is_none_or(|scope| !scope.is_empty() && !scope.contains(':'));
+    // A colon in a scope would make the port of `fe80::1%eth0:15000` a part of it, and a bracket the end of it.
+    let scope_is_fine = scope.is_none_or(|s| !s.is_empty() && !s.contains([':', '[', ']']));
     scope_is_fine && address.parse::<Ipv6Addr>().is_ok()
 }
 
@@ -192,6 +192,7 @@ mod tests {
             ("::1%e\0:1", "the host has a space or a control character in it"),
             ("a:b:1", "the host has a colon in it, and is not an IPv6 address"),
             ("::1%:1", "the host has a colon in it, and is not an IPv6 address"),
+            ("::1%lo]:7", "the host has a colon in it, and is not an IPv6 address"),
             ("[::1", "the bracket is not closed"),
             ("[::1]x", "only a colon and a port may follow the bracket"),
             ("[node-a]:1", "what is in the brackets is not an IPv6 address"),
