@@ -31,6 +31,9 @@ mod control;
 mod core;
 mod engine;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod io;
 mod local;
 mod log;

@@ -43,6 +43,14 @@ impl Span {
         Self { addr: bytes.as_mut_ptr().expose_provenance() as u64, len: bytes.len() }
     }
 
+    /// Whether all of it lies in `whole`.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn is_inside(self, whole: Self) -> bool {
+        self.addr.checked_sub(whole.addr).is_some_and(|at| {
+            (at as usize).checked_add(self.len).is_some_and(|end| end <= whole.len)
+        })
+    }
+
     fn as_iovec(self) -> libc::iovec {
         libc::iovec { iov_base: ptr_to(self.addr).cast(), iov_len: self.len }
     }
@@ -280,6 +288,20 @@ impl HostBuffer {
             return Err(Error::io(format!("mapping {len} bytes"), io::Error::last_os_error()));
         }
         Ok(Self { map: Arc::new(Mapping { addr: addr.expose_provenance() as u64, len }) })
+    }
+
+    /// Maps `len` bytes of zeroes at an address, if nothing is there.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn zeroed_at(addr: u64, len: usize) -> Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: an anonymous mapping that replaces nothing changes nothing that exists.
+        let got = unsafe { libc::mmap(ptr_to(addr).cast(), len, protection, flags, -1, 0) };
+        if got.expose_provenance() as u64 != addr {
+            let why = io::Error::last_os_error();
+            return Err(Error::io(format!("mapping {len} bytes at {addr:#x}"), why));
+        }
+        Ok(Self { map: Arc::new(Mapping { addr, len }) })
     }
 
     /// The address of the first byte, as requests and peers name it.

@@ -57,7 +57,7 @@ impl Route {
     }
 
     /// Whether one published buffer contains the range. `hint` remembers which.
-    pub(super) fn covers(&self, addr: u64, len: u64, hint: &mut usize) -> bool {
+    pub(crate) fn covers(&self, addr: u64, len: u64, hint: &mut usize) -> bool {
         let inside =
             |b: &BufferInfo| addr >= b.addr && len <= b.len && addr - b.addr <= b.len - len;
         if self.sorted.get(*hint).is_some_and(inside) {

@@ -625,6 +625,18 @@ impl Lane {
         }
     }
 
+    /// What the kernel does with a span of [`Lane::plan`] that is the lane's own; false if it is not.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn put_scratch(&mut self, span: Span, bytes: &[u8]) -> bool {
+        let scratch = Span::of(&self.scratch[..]);
+        let own = span.is_inside(scratch);
+        if own {
+            let at = (span.addr - scratch.addr) as usize;
+            self.scratch[at..][..bytes.len()].copy_from_slice(bytes);
+        }
+        own
+    }
+
     /// Has every batch with a slice here stop.
     pub(crate) fn stop_all(&self, stop: Stop) {
         for slice in self.flights.iter().filter_map(|f| f.slice.as_ref()) {
@@ -851,21 +863,15 @@ mod tests {
         }
 
         fn put(&mut self, span: Span, bytes: &[u8]) {
-            let at = |whole: Span| {
-                let at = span.addr.checked_sub(whole.addr)? as usize;
-                (at + span.len <= whole.len).then_some(at)
-            };
-            if let Some(at) = at(Span::of(&self.lane.scratch[..])) {
-                self.lane.scratch[at..at + bytes.len()].copy_from_slice(bytes);
-            } else if at(Span::of(&self.discard)).is_some() {
-                // Nobody looks at these.
-            } else {
-                let of = |a: &Asked| Span { addr: a.local.addr(), len: a.len as usize };
-                let found = self.asked.iter().find_map(|a| Some((a, at(of(a))?)));
-                let (asked, at) = found.expect("scratch, discard or local memory");
-                assert_eq!((asked.op, asked.batch.poll()), (Op::Read, BatchState::Running));
-                asked.local.write(at, bytes);
+            // Nobody looks at what is discarded.
+            if self.lane.put_scratch(span, bytes) || span.is_inside(Span::of(&self.discard)) {
+                return;
             }
+            let of = |a: &Asked| Span { addr: a.local.addr(), len: a.len as usize };
+            let found = self.asked.iter().find(|a| span.is_inside(of(a)));
+            let asked = found.expect("scratch, discard or local memory");
+            assert_eq!((asked.op, asked.batch.poll()), (Op::Read, BatchState::Running));
+            asked.local.write((span.addr - asked.local.addr()) as usize, bytes);
         }
 
         /// Takes note of what is final now.

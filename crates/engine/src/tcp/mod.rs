@@ -6,6 +6,8 @@ mod serve;
 
 pub(crate) use lane::{Cost, Ending, Lane, LaneFault, Room};
 pub(crate) use send::SendHalf;
+#[cfg(any(test, fuzzing))]
+pub(crate) use serve::status_frame;
 pub(crate) use serve::{Direct, Refusal, Rules, Serve, ServeFault, Served};
 
 /// The most user memory that one syscall moves: a page fault there stalls only so much.

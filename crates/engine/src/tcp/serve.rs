@@ -130,6 +130,16 @@ const APPLIED_RUN: usize = 128;
 static APPLIED: [u8; APPLIED_RUN * STATUS_LEN] = applied_run();
 static REJECTED: [u8; STATUS_LEN] = Status::Rejected.encode();
 
+/// The status frames that a span of an answer lies in, if it does.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn status_frame(span: Span) -> Option<&'static [u8]> {
+    let inside = |frames: &'static [u8]| {
+        let at = span.addr.checked_sub(Span::of(frames).addr)? as usize;
+        frames.get(at..at.checked_add(span.len)?)
+    };
+    inside(&APPLIED).or_else(|| inside(&REJECTED))
+}
+
 const fn applied_run() -> [u8; APPLIED_RUN * STATUS_LEN] {
     let frame = Status::Applied.encode();
     let mut run = [0; APPLIED_RUN * STATUS_LEN];
@@ -669,18 +679,10 @@ mod tests {
         }
 
         fn read(&self, span: Span) -> Vec<u8> {
-            let inside = |other: Span| {
-                let at = span.addr.checked_sub(other.addr)? as usize;
-                (at + span.len <= other.len).then_some(at)
-            };
-            let whole = Span { addr: self.memory.addr(), len: LEN };
-            if let Some(at) = inside(whole) {
-                return self.memory.read(at, span.len);
+            if span.is_inside(Span { addr: self.memory.addr(), len: LEN }) {
+                return self.memory.read((span.addr - self.memory.addr()) as usize, span.len);
             }
-            let frames: [&[u8]; 2] = [&APPLIED, &REJECTED];
-            let of =
-                |frame: &[u8]| inside(Span::of(frame)).map(|at| frame[at..][..span.len].to_vec());
-            frames.into_iter().find_map(of).expect("memory or a status frame")
+            status_frame(span).expect("memory or a status frame").to_vec()
         }
 
         fn end(mut self) -> (Vec<u8>, Vec<u8>, Served, Option<String>) {

@@ -1,0 +1,4 @@
+//! `tensorferry::fuzzing::names` under libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tensorferry::fuzzing::names(input));

@@ -1,0 +1,4 @@
+//! `tensorferry::fuzzing::requests` under libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| tensorferry::fuzzing::requests(input));
