@@ -186,6 +186,8 @@ impl Reactor {
                 lane.phase = Phase::Open;
                 lane.active = self.now;
                 lane.peer.lane_opened();
+                // What this lane cannot take is worth another.
+                lane.peer.kick();
                 conn.set_due(None);
                 self.look_soon();
                 (conn.readable, conn.writable) = (true, true);

@@ -127,6 +127,20 @@ fn a_batch_larger_than_any_bound_is_normal_use() {
 }
 
 #[test]
+fn the_first_batch_gets_as_many_lanes_as_it_can_use() {
+    for io_threads in [1, 2] {
+        // Each takes its window and is stuck: the next is for what it cannot take.
+        let fake = Fake::new(|mut link| link.hang());
+        let e = engine(lanes(4, io_threads));
+        let segment = e.open(&fake.name()).unwrap();
+        let local = HostBuffer::zeroed(32 << 20).unwrap();
+        let batch = start(&segment, Op::Write, &local, BASE);
+        eventually("all lanes are open", || e.stats().lanes_opened == 4);
+        batch.cancel();
+    }
+}
+
+#[test]
 fn twenty_thousand_buffers_are_registered_and_found() {
     let target = engine(Config::default());
     let memory = HostBuffer::zeroed(20_000 * 4096).unwrap();
