@@ -113,7 +113,8 @@ impl<'m> Initiator<'m> {
                         Ending::Violation(&violation)
                     }
                 };
-                return self.lane.lost(&mut self.half, &ending, &mut self.requeued);
+                self.lane.lost(&mut self.half, &ending, &mut self.requeued);
+                return;
             }
             if stops && !self.stopped && stream.len() < half_way {
                 self.stop(cuts.next(self.asked.len()) - 1);
