@@ -36,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) descriptors: Descriptors,
+    /// Data connections from peers that are open.
+    pub(crate) serving: AtomicUsize,
     /// Waiters that spin now; more of them than idle cores only slow the IO threads down.
     pub(crate) spinners: AtomicUsize,
     incarnation: u64,
@@ -111,6 +113,7 @@ impl Core {
             pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             mailboxes,
             descriptors: Descriptors::new(),
+            serving: AtomicUsize::new(0),
             spinners: AtomicUsize::new(0),
             incarnation: random(),
             closed: AtomicBool::new(false),

@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     ServingMemory,
     /// A connection could not be accepted, or not be watched.
     Accepting,
+    /// As many data connections from peers as the process has descriptors for.
+    DataCrowd,
     /// More control connections than are served.
     ControlCrowd,
     /// A connection was closed because the buffer that it moved was unregistered.

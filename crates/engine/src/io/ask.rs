@@ -10,7 +10,6 @@ use tensorferry_wire::FrameReader;
 
 use crate::control::{Failure, Question, Step};
 use crate::error::{Error, Result};
-use crate::io::Socket;
 use crate::io::mailbox::Command;
 use crate::io::thread::{Conn, Fate, Reactor};
 use crate::memory::Span;
@@ -72,7 +71,7 @@ impl Reactor {
         let mut failure = (Step::Finding, Failure::Stopped);
         while let Some(&addr) = addrs.get(at).filter(|_| !question.is_answered()) {
             let until = question.deadline.min(self.now + self.core.config.connect_timeout);
-            let added = Socket::connect(addr).and_then(|socket| {
+            let added = self.connect_to(addr).and_then(|socket| {
                 let phase = Phase::Connecting { until };
                 let addrs = addrs.clone();
                 let conn = AskConn { question: Arc::clone(&question), addrs, at, phase };

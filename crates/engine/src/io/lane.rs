@@ -71,7 +71,7 @@ impl Reactor {
     pub(super) fn connect(&mut self, peer: Arc<Peer>, route: Arc<Route>, at: usize) {
         let (mut at, mut why) = (at, String::new());
         while let Some(&addr) = route.addrs.get(at) {
-            match Socket::connect(addr) {
+            match self.connect_to(addr) {
                 Ok(socket) => {
                     let until = self.now + self.core.config.connect_timeout;
                     let lane = LaneConn::new(Arc::clone(&peer), Arc::clone(&route), at, self.now);
@@ -460,6 +460,11 @@ impl LaneConn {
 
     pub(super) fn peer(&self) -> &Arc<Peer> {
         &self.peer
+    }
+
+    /// Since when nothing was asked of it, and everything is answered.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        (self.is_open() && self.lane.is_idle()).then_some(self.active)
     }
 
     pub(super) fn is_open(&self) -> bool {

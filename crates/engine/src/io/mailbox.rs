@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Ring(Token),
     /// Others wait for staging slots: give back those whose bytes only wait for a socket.
     Relinquish,
+    /// Descriptors are running out: give up connections that nobody needs.
+    Spare,
     /// Ask a peer's control port something.
     Ask(Arc<Question>),
     /// Where the peer is that a question is for.

@@ -1,6 +1,7 @@
 //! Which thread does IO, and how: the only room that calls socket syscalls.
 
 mod ask;
+mod bounds;
 mod control;
 mod descriptors;
 mod lane;

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorferry_wire::{Header, Op};
 
@@ -21,6 +21,9 @@ pub(crate) struct ServeConn {
     half_closed: bool,
     /// The peer's side has ended.
     ended: bool,
+    /// When it was accepted, and when the last request was served.
+    accepted: Instant,
+    used: Option<Instant>,
 }
 
 /// How many calls a connection has before others get their turn.
@@ -36,8 +39,10 @@ impl Reactor {
     pub(super) fn drive_serve(&mut self, conn: &mut Conn) -> Fate {
         let mut served = Served::default();
         let before = conn.serve().serve.stashed();
+        let answers = conn.serve().serve.answers();
         let fate = self.serve_rounds(conn, &mut served);
         self.stashed = self.stashed + conn.serve().serve.stashed() - before;
+        self.answers = self.answers + conn.serve().serve.answers() - answers;
         count(&served, &self.core.metrics);
         if let Some(refusal) = conn.serve().serve.take_refusal() {
             self.say_refused(conn, &refusal);
@@ -48,6 +53,7 @@ impl Reactor {
         if served != Served::default() {
             // The clock runs over one header, or one refusal, not over a busy connection.
             conn.set_due(None);
+            conn.serve().used = Some(self.now);
         }
         self.time(conn);
         // What has arrived was looked at first: a process that was stopped does not throw it away.
@@ -71,7 +77,7 @@ impl Reactor {
         }
         for _ in 0..ROUNDS {
             // Answers of one pass leave together, so sending comes when nothing more is to be read now.
-            let input = conn.readable && conn.serve().serve.wants_input();
+            let input = conn.readable && self.wants_input(&conn.serve().serve);
             let result =
                 if input { self.serve_input(conn, served) } else { self.serve_output(conn) };
             match result {
@@ -84,6 +90,11 @@ impl Reactor {
             return self.end_serving(conn, &fault);
         }
         Fate::Again
+    }
+
+    /// Whether more requests of a connection are welcome.
+    fn wants_input(&self, serve: &Serve) -> bool {
+        serve.wants_input() && (self.answers < self.most_answers || !serve.wants_output())
     }
 
     fn end_serving(&mut self, conn: &mut Conn, fault: &Fault) -> Fate {
@@ -153,7 +164,8 @@ impl Reactor {
         };
         let buffer = &mut self.scratch.receive;
         let serve = &conn.serve().serve;
-        let little = direct.is_some() || serve.expects_direct() || self.stashed >= MAX_STASHED;
+        let much = self.stashed >= MAX_STASHED || self.answers >= self.most_answers;
+        let little = direct.is_some() || serve.expects_direct() || much;
         let ahead = if little { AHEAD } else { buffer.len() };
         let spans =
             [direct.unwrap_or(Span { addr: 0, len: 0 }), Span::of_mut(&mut buffer[..ahead])];
@@ -231,7 +243,7 @@ impl Reactor {
                 Err(e) => return Err(Fault::Io(e)),
             }
         }
-        let ServeConn { serve, half_closed, ended } = conn.serve();
+        let ServeConn { serve, half_closed, ended, .. } = conn.serve();
         if *ended {
             return if serve.has_landed() { Err(Fault::End) } else { Ok(false) };
         }
@@ -281,8 +293,23 @@ fn count(served: &Served, metrics: &Metrics) {
 }
 
 impl ServeConn {
-    pub(super) fn new() -> Self {
-        Self { serve: Serve::new(), half_closed: false, ended: false }
+    pub(super) fn new(now: Instant) -> Self {
+        Self { serve: Serve::new(), half_closed: false, ended: false, accepted: now, used: None }
+    }
+
+    /// Answers that wait to be sent.
+    pub(super) fn answers(&self) -> usize {
+        self.serve.answers()
+    }
+
+    /// Since when no whole request has come, if none ever has.
+    pub(super) fn unused_since(&self) -> Option<Instant> {
+        (self.used.is_none() && self.serve.is_idle()).then_some(self.accepted)
+    }
+
+    /// Since when nothing is going on, if something ever was.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.used.filter(|_| self.serve.is_idle())
     }
 
     /// Gives back the staging slots of what waits to be received, or to be sent.

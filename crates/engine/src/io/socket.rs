@@ -234,6 +234,13 @@ impl Listener {
         Ok((Socket { inner: Arc::new(socket) }, from.as_socket()))
     }
 
+    /// Whether a connection waits to be accepted.
+    pub(crate) fn is_anyone_waiting(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, alive during the call, which does not wait.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
     pub(crate) fn port(&self) -> io::Result<u16> {
         Ok(self.inner.local_addr()?.as_socket().map_or(0, |a| a.port()))
     }

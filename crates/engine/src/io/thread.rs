@@ -18,6 +18,7 @@ use crate::control::{Failure, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::ask::AskConn;
+use crate::io::bounds::most_connections;
 use crate::io::control::ControlConn;
 use crate::io::lane::{LaneConn, LaneReport, Stuck};
 use crate::io::mailbox::{Command, ConnBell, Mailbox, WAKER};
@@ -61,6 +62,9 @@ pub(crate) struct Reactor {
     pub(super) over: Vec<(Arc<Question>, Failure)>,
     /// Bytes of requests that have arrived in part on control connections.
     pub(super) control_bytes: usize,
+    /// Answers of all connections that wait to be sent; with the most of them, only who takes his own is read from.
+    pub(super) answers: usize,
+    pub(super) most_answers: usize,
     /// Bytes of WRITEs that have arrived and wait for staging slots.
     pub(super) stashed: usize,
     /// Peers whose queue is looked after here.
@@ -126,6 +130,8 @@ pub(crate) enum Fate {
 struct Listening {
     listener: Listener,
     role: Role,
+    /// It takes nothing on until its timer rings.
+    resting: bool,
 }
 
 #[derive(Clone, Copy, Eq, PartialEq)]
@@ -142,6 +148,8 @@ const FIRST_CONN: usize = FIRST_LISTENER + LISTENERS;
 const REST: Duration = Duration::from_millis(100);
 /// How long somebody waits for a staging slot before those are given back that wait for a socket.
 pub(super) const STARVED: Duration = Duration::from_millis(50);
+/// How many answers of an engine may wait to be sent: some 64 MiB of them.
+const MAX_ANSWERS: usize = 1 << 20;
 /// How many control connections are served at the same time.
 const MAX_CONTROL: usize = 512;
 
@@ -174,6 +182,7 @@ impl IoThread {
 
 impl Reactor {
     fn new(core: Arc<Core>, index: usize, poll: Poll) -> Self {
+        let most_answers = MAX_ANSWERS / core.mailboxes.len();
         Self {
             core,
             index,
@@ -193,6 +202,8 @@ impl Reactor {
             asking: 0,
             over: Vec::new(),
             control_bytes: 0,
+            answers: 0,
+            most_answers,
             stashed: 0,
             peers: HashMap::new(),
             lanes: HashMap::new(),
@@ -212,7 +223,7 @@ impl Reactor {
         self.register(listener.as_raw_fd(), token, Interest::READABLE)
             .map_err(|e| Error::io("watching a listener", e))?;
         self.core.descriptors.note(listener.as_raw_fd());
-        self.listeners.push(Listening { listener, role });
+        self.listeners.push(Listening { listener, role, resting: false });
         Ok(())
     }
 
@@ -319,6 +330,7 @@ impl Reactor {
                     }
                 }
                 Command::Relinquish => self.relinquish(),
+                Command::Spare => self.spare(),
                 Command::Watch(local) => {
                     let next = local.sweep(self.now);
                     next.into_iter().for_each(|at| self.sweep_by(at));
@@ -432,6 +444,8 @@ impl Reactor {
             Kind::Ask(_) => self.ask_gone(),
             Kind::Serve(mut serve) => {
                 self.stashed -= serve.stashed();
+                self.answers -= serve.answers();
+                self.core.serving.fetch_sub(1, Ordering::Relaxed);
                 serve.end(&conn.socket);
             }
         }
@@ -439,10 +453,17 @@ impl Reactor {
 
     fn accept(&mut self, token: Token) {
         let at = token.0 - FIRST_LISTENER;
-        loop {
-            let Listening { listener, role } = &self.listeners[at];
-            let role = *role;
-            match listener.accept() {
+        while !self.listeners[at].resting {
+            let role = self.listeners[at].role;
+            if role == Role::Data && self.is_crowded() {
+                // Whoever comes later is an event.
+                if self.listeners[at].listener.is_anyone_waiting() {
+                    self.make_room();
+                    self.rest(token);
+                }
+                return;
+            }
+            match self.listeners[at].listener.accept() {
                 Ok((socket, _)) => self.admit(socket, role),
                 Err(e) => match e.raw_os_error() {
                     Some(libc::EAGAIN) => return,
@@ -452,18 +473,25 @@ impl Reactor {
                         self.core.log.warn(Line::Accepting, "", || {
                             format!("accepting a connection failed: {e}; trying again in {REST:?}")
                         });
-                        self.timers.push(Reverse((self.now + REST, token)));
-                        return;
+                        self.core.broadcast(|| Command::Spare);
+                        return self.rest(token);
                     }
                 },
             }
         }
     }
 
+    /// Who waits to be accepted waits a little longer.
+    fn rest(&mut self, token: Token) {
+        self.listeners[token.0 - FIRST_LISTENER].resting = true;
+        self.timers.push(Reverse((self.now + REST, token)));
+    }
+
     fn admit(&mut self, socket: Socket, role: Role) {
         match role {
             Role::Data => {
                 self.core.metrics.connections_accepted.add(1);
+                self.core.serving.fetch_add(1, Ordering::Relaxed);
                 let thread = self.next_thread % self.core.mailboxes.len();
                 self.next_thread = self.next_thread.wrapping_add(1);
                 if thread == self.index {
@@ -474,7 +502,7 @@ impl Reactor {
             }
             Role::Control => {
                 let busy = self.each().filter(|c| matches!(c.kind, Kind::Control(_))).count();
-                if busy < MAX_CONTROL {
+                if busy < MAX_CONTROL.min(most_connections() / 2) {
                     let due = self.now + ControlConn::PATIENCE;
                     let kind = Kind::Control(ControlConn::new(&self.core));
                     self.add(socket, kind, true, Some(due));
@@ -489,7 +517,10 @@ impl Reactor {
 
     fn serve(&mut self, socket: Socket) {
         self.watch_over(&socket);
-        self.add(socket, Kind::Serve(ServeConn::new()), true, None);
+        let kind = Kind::Serve(ServeConn::new(self.now));
+        if self.add(socket, kind, true, None).is_none() {
+            self.core.serving.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn add_lane(
@@ -590,6 +621,7 @@ impl Reactor {
             }
             self.timers.pop();
             if token.0 < FIRST_CONN {
+                self.listeners[token.0 - FIRST_LISTENER].resting = false;
                 self.accept(token);
             } else if self.conn(token).is_some_and(|c| c.is_due(at)) {
                 self.drive(token);

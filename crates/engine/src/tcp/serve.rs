@@ -16,6 +16,8 @@ use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
 pub(crate) const DIRECT_FROM: u64 = 16 << 10;
 /// How many answers may wait to be sent before no more requests are read.
 const MAX_ANSWERS: usize = 1024;
+/// Room for so many is kept when they have left.
+const MAX_KEPT_ANSWERS: usize = 4 * MAX_ANSWERS;
 /// How many bytes of a refused sender are swallowed, so that a reset does not destroy the refusal.
 const MAX_DRAIN: u64 = 64 << 20;
 
@@ -197,6 +199,16 @@ impl Serve {
         self.v1 && (self.incoming.is_some() || self.inlet.reached().ok() < Some(self.inlet.mark()))
     }
 
+    /// How many answers wait to be sent.
+    pub(crate) fn answers(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// Whether it is between two requests, and nothing is left of the first.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.incoming.is_none() && self.answers.is_empty() && self.stash.is_empty()
+    }
+
     /// Bytes that wait here for a staging slot.
     pub(crate) fn stashed(&self) -> usize {
         self.stash.len()
@@ -292,6 +304,9 @@ impl Serve {
     pub(crate) fn rest(&mut self, bell: &Arc<dyn Bell>) {
         if self.incoming.is_none() {
             self.inlet.rest(bell);
+        }
+        if self.answers.is_empty() && self.answers.capacity() > MAX_KEPT_ANSWERS {
+            self.answers = VecDeque::new();
         }
     }
 

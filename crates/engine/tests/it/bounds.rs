@@ -5,14 +5,7 @@ use std::net::TcpStream;
 
 use tensorferry::{Batch, Config, HostBuffer, Op, Request, SubmitOptions};
 
-use crate::common::{Pair, alone, engine, eventually, ms, start, timed, within};
-
-/// Resident memory of this process in bytes.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
+use crate::common::{Pair, alone, engine, eventually, ms, resident, start, timed, within};
 
 /// Requests over addresses that nobody owns: by the engine's word an error, or a refusal.
 #[expect(unsafe_code, reason = "the ranges are made up")]

@@ -143,6 +143,87 @@ pub(crate) fn alone(test: &str) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
+/// A test of this program that is marked to be ignored, in a process of its own that goes on beside this one.
+pub(crate) struct Beside {
+    child: std::process::Child,
+    output: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl Beside {
+    pub(crate) fn start(test: &str) -> Self {
+        let args = [test, "--exact", "--ignored", "--test-threads=1", "--nocapture"];
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(args)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = std::io::BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    /// What it says next with [`tell`].
+    pub(crate) fn told(&mut self) -> Vec<u64> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let n = std::io::BufRead::read_line(&mut self.output, &mut line).unwrap();
+            assert!(n > 0, "it has ended");
+            if let Some((_, words)) = line.split_once(TOLD) {
+                return words.split_whitespace().map(|word| word.parse().unwrap()).collect();
+            }
+        }
+    }
+
+    /// Processor time of it so far, in hundredths of a second.
+    pub(crate) fn ticks(&self) -> u64 {
+        ticks_in(&format!("/proc/{}/stat", self.child.id()))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // It ends with its input; were it stuck, it would not.
+        drop(self.child.stdin.take());
+        let until = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < until && self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const TOLD: &str = "told:";
+
+/// Says some numbers to whoever has started this process with [`Beside`].
+#[allow(clippy::print_stdout, reason = "the other process reads it")]
+pub(crate) fn tell(words: &[u64]) {
+    let words: Vec<String> = words.iter().map(u64::to_string).collect();
+    println!("{TOLD}{}", words.join(" "));
+}
+
+/// Waits until whoever has started this process with [`Beside`] is done with it.
+pub(crate) fn until_dismissed() {
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+}
+
+/// Resident memory of this process in bytes.
+pub(crate) fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Sets how many descriptors the process may have.
+#[expect(unsafe_code, reason = "setrlimit")]
+pub(crate) fn limit_descriptors(n: u64) {
+    let limit = libc::rlimit { rlim_cur: n, rlim_max: 4096 };
+    // SAFETY: one rlimit, alive during the call.
+    let rc = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(rc, 0);
+}
+
 /// Processor time of this process so far, in hundredths of a second.
 pub(crate) fn ticks() -> u64 {
     ticks_in("/proc/self/stat")

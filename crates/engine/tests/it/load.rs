@@ -8,8 +8,8 @@ use std::time::Instant;
 use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions, SubmitOptions};
 
 use crate::common::{
-    Pair, alone, buffer, engine, eventually, lanes, ms, own_ticks, pattern, row, says, start,
-    ticks, timed, within,
+    Pair, alone, buffer, engine, eventually, lanes, limit_descriptors, ms, own_ticks, pattern,
+    resident, row, says, start, ticks, timed, within,
 };
 use crate::fake::{Answer, BASE, Fake, Gate, Raw};
 
@@ -223,16 +223,10 @@ fn failed_batches() {
         }
     };
     some(50);
-    let before = resident_kib();
+    let before = resident() >> 10;
     some(200);
-    let grown = resident_kib().saturating_sub(before);
+    let grown = (resident() >> 10).saturating_sub(before);
     assert!(grown < 4096, "{grown} KiB for 200 batches");
-}
-
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -274,14 +268,6 @@ fn out_of_descriptors() {
     waiting.ask(pair.remote.addr(), 1);
     assert_eq!(waiting.answer(), Answer::Applied, "the listener tries again by itself");
     assert!(spent < 200, "busy for {spent} hundredths of a second");
-}
-
-#[expect(unsafe_code, reason = "setrlimit")]
-fn limit_descriptors(n: u64) {
-    let limit = libc::rlimit { rlim_cur: n, rlim_max: 4096 };
-    // SAFETY: one rlimit, alive during the call.
-    let rc = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
-    assert_eq!(rc, 0);
 }
 
 #[test]

@@ -29,5 +29,6 @@ mod local;
 mod own;
 mod pair;
 mod recovery;
+mod sockets;
 mod stops;
 mod strangers;
