@@ -220,8 +220,8 @@ impl Config {
                 }
                 "LANE_KEEP" => set("a time such as 60s", duration(v).map(|t| self.lane_keep = t))?,
                 "SILENCE_TIMEOUT" => set(
-                    "a time such as 10s or 500ms",
-                    duration(v).map(|t| self.silence_timeout = t),
+                    "a time from 500ms to 60m, such as 10s",
+                    duration(v).filter(is_a_while).map(|t| self.silence_timeout = t),
                 )?,
                 "SAFE_COPY" => set("0 or 1", flag(v).map(|on| self.safe_copy = on))?,
                 "GPU" => set(
@@ -424,6 +424,11 @@ fn file(text: &str) -> Option<PathBuf> {
     (!text.is_empty()).then(|| text.into())
 }
 
+/// Short enough for the kernel to keep, and long enough to be asked three times.
+fn is_a_while(time: &Duration) -> bool {
+    (Duration::from_millis(500)..=Duration::from_secs(3600)).contains(time)
+}
+
 fn is_slot(bytes: &usize) -> bool {
     (64 << 10..=64 * MIB).contains(bytes) && bytes.is_multiple_of(4 << 10)
 }
@@ -517,6 +522,8 @@ mod tests {
             ("TENSORFERRY_CONNECT_TIMEOUT", "soon"),
             ("TENSORFERRY_QUEUE_BYTES", "64x"),
             ("TENSORFERRY_LANE_IDLE_PROBE", ""),
+            ("TENSORFERRY_LANE_KEEP", "0"),
+            ("TENSORFERRY_SILENCE_TIMEOUT", "100ms"),
             ("TENSORFERRY_SAFE_COPY", "maybe"),
             ("TENSORFERRY_GPU", "yes"),
             ("TENSORFERRY_CUDA_LIBRARY", ""),

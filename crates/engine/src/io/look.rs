@@ -10,6 +10,7 @@ use crate::io::thread::{Conn, Kind, Reactor};
 use crate::io::{Pulse, Socket};
 use crate::sync::locked;
 use crate::tcp::Lane;
+use crate::transfer::FOREVER;
 
 /// How often lanes are looked at while one of them is owed something.
 const LOOK: Duration = Duration::from_millis(250);
@@ -17,12 +18,12 @@ const LOOK: Duration = Duration::from_millis(250);
 const STALLED: Duration = Duration::from_secs(1);
 /// A sign of life is recent if it came since the last look, or a little earlier.
 const RECENTLY: Duration = Duration::from_secs(1);
-/// How often connections from peers are looked at, and how long their end may give no sign of life.
-const SERVE_LOOK: Duration = Duration::from_secs(30);
-const SERVE_SILENCE: Duration = Duration::from_secs(60);
-/// How often a peer's kernel is asked for a sign of life.
-const ASK_LANE: Duration = Duration::from_secs(1);
-const ASK_CLIENT: Duration = Duration::from_secs(10);
+/// How long the other end of a connection from a peer may give no sign of life, in silences of a lane: nobody waits for
+/// it here. It is looked at twice as often.
+const SERVE_SILENCES: u32 = 6;
+/// How often the kernel at the other end of a lane that does not move is asked for a sign of life, the shortest time
+/// that there is for it.
+const ASK: Duration = Duration::from_secs(1);
 
 /// What the looks at one lane have found.
 #[derive(Debug, Default)]
@@ -144,7 +145,7 @@ impl Reactor {
                 // Its requests wait for our own devices.
                 return Verdict::Keep(Some(now + LOOK));
             }
-            let due = lane.active + self.core.config.lane_keep;
+            let due = lane.active + self.core.config.lane_keep.min(FOREVER);
             return if now < due { Verdict::Keep(Some(due)) } else { Verdict::Close };
         };
         let Ok(pulse) = socket.pulse() else { return Verdict::Keep(Some(now + LOOK)) };
@@ -171,7 +172,7 @@ impl Reactor {
         lane.watch.stalled = true;
         lane.lane.hold(&mut locked(&lane.half), &mut self.scratch.requeue);
         if !std::mem::replace(&mut lane.watch.asks, true) {
-            socket.ask_for_life(ASK_LANE, ASK_LANE);
+            socket.ask_for_life(ASK, ASK);
         }
         lane.peer.requeue(&mut self.scratch.requeue);
     }
@@ -194,17 +195,24 @@ impl Reactor {
 
     /// A connection from a peer is looked after from now on.
     pub(super) fn watch_over(&mut self, socket: &Socket) {
-        socket.ask_for_life(SERVE_SILENCE, ASK_CLIENT);
-        let at = self.now + SERVE_LOOK;
+        let silence = self.serve_silence();
+        socket.ask_for_life(silence, self.core.config.silence_timeout.max(ASK));
+        let at = self.now + silence / 2;
         self.next_serve_look.get_or_insert(at);
+    }
+
+    fn serve_silence(&self) -> Duration {
+        let silence = self.core.config.silence_timeout.saturating_mul(SERVE_SILENCES);
+        silence.clamp(ASK, FOREVER)
     }
 
     /// Closes connections whose peer is gone without a word: its machine, or its process while nothing is read here
     /// because a device hangs.
     pub(super) fn look_at_serving(&mut self) {
         self.next_serve_look = None;
+        let silence = self.serve_silence();
         let gone = |conn: &&Conn| {
-            let is_gone = |pulse: Pulse| pulse.over || pulse.is_gone_for(SERVE_SILENCE);
+            let is_gone = |pulse: Pulse| pulse.over || pulse.is_gone_for(silence);
             matches!(conn.kind, Kind::Serve(_)) && conn.socket.pulse().is_ok_and(is_gone)
         };
         let gone: Vec<_> = self.each().filter(gone).map(|conn| conn.token).collect();
@@ -217,7 +225,7 @@ impl Reactor {
             }
         }
         if self.each().any(|conn| matches!(conn.kind, Kind::Serve(_))) {
-            self.next_serve_look = Some(self.now + SERVE_LOOK);
+            self.next_serve_look = Some(self.now + silence / 2);
         }
     }
 }

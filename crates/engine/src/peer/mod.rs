@@ -61,6 +61,10 @@ struct State {
     doubted: bool,
     fetch_error: Option<(Instant, Error)>,
     queue: Queue,
+    /// The descriptor is not asked for anew while it rests: it was, and nothing had changed.
+    asking: Backoff,
+    /// When it will be, then.
+    ask_at: Option<Instant>,
     /// Lanes open or connecting.
     lanes: usize,
     connecting: usize,
@@ -105,6 +109,10 @@ const SHARED_TRIES: u8 = 4;
 /// is back in use within a second.
 const FIRST_REST: Duration = Duration::from_millis(25);
 const LONGEST_REST: Duration = Duration::from_millis(800);
+/// How long a descriptor is not asked for anew after it had not changed. A buffer that was registered a moment ago is
+/// found within a tenth of a second.
+const FIRST_ASK_REST: Duration = Duration::from_millis(5);
+const LONGEST_ASK_REST: Duration = Duration::from_millis(40);
 /// How many lanes there may be, in lanes that can be used: those that do not move are not closed while their peer may
 /// only be frozen, and must not be all there is.
 const WITH_SIDELINED: usize = 2;
@@ -206,6 +214,19 @@ impl Peer {
         }
     }
 
+    /// The same where the descriptor is known and may be out of date: whoever asks for what is not there again and again
+    /// does not make it fly over again and again.
+    fn ask_anew(self: &Arc<Self>, state: &mut State) {
+        match state.asking.rests_until() {
+            None => self.ask(state),
+            Some(at) => {
+                state.ask_at = Some(at);
+                state.queue.note(at);
+                self.kick();
+            }
+        }
+    }
+
     /// The question for the descriptor, as nobody has asked it yet.
     pub(crate) fn question(self: &Arc<Self>) -> Arc<Question> {
         let asked = Instant::now();
@@ -263,7 +284,13 @@ impl Peer {
     fn learned(&self, mut state: MutexGuard<'_, State>, route: Route) {
         let known = state.route.as_ref();
         let news = known.and_then(|known| route.news_since(known));
-        if known.is_some_and(|known| known.addrs != route.addrs) {
+        let moved = known.is_some_and(|known| known.addrs != route.addrs);
+        if known.is_none_or(|known| known.differs_from(&route)) || state.askers > 0 {
+            state.asking.reset();
+        } else {
+            state.asking.grow(Instant::now());
+        }
+        if moved {
             state.dialling.reset();
         }
         state.route = Some(Arc::new(route));
@@ -319,7 +346,7 @@ impl Peer {
         }
         if state.queue.has_parked() {
             // The buffers may have been registered after the peer was asked: ask once more.
-            self.ask(&mut state);
+            self.ask_anew(&mut state);
         }
         drop(state);
         // Without the lock: the last of a batch ends it, and whoever logs that may ask about the peer.
@@ -357,7 +384,7 @@ impl Peer {
     pub(crate) fn distrust(self: &Arc<Self>) {
         let mut state = self.lock();
         state.doubted = true;
-        self.ask(&mut state);
+        self.ask_anew(&mut state);
     }
 
     /// The earliest deadline of what has joined the queue since the last call.
@@ -517,15 +544,22 @@ impl Peer {
     }
 
     /// Settles what waits here and is to stop. Returns the next deadline of what is left.
-    pub(crate) fn sweep(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn sweep(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         let mut state = self.lock();
+        if state.ask_at.is_some_and(|at| at <= now) {
+            state.ask_at = None;
+            if state.doubted || state.queue.has_parked() {
+                self.ask(&mut state);
+            }
+        }
+        let ask_at = state.ask_at;
         let stage = state.stage();
         let stopped = state.queue.take_stopped(now);
         let next = state.queue.batches().map(|b| b.deadline).min();
         drop(state);
         stopped.fail_stopped(now, stage);
         let next_notification = self.sweep_notifications(now);
-        next.into_iter().chain(next_notification).min()
+        next.into_iter().chain(next_notification).chain(ask_at).min()
     }
 
     /// Has every waiting batch stop.
@@ -622,6 +656,8 @@ impl State {
             doubted: false,
             fetch_error: None,
             queue: Queue::default(),
+            asking: Backoff::new(FIRST_ASK_REST, LONGEST_ASK_REST),
+            ask_at: None,
             lanes: 0,
             connecting: 0,
             sidelined: 0,
@@ -651,7 +687,7 @@ impl State {
 
     /// What a waiting request is waiting for.
     fn stage(&self) -> &'static str {
-        if self.fetching {
+        if self.fetching || self.ask_at.is_some() {
             "the peer's control port had not answered with its descriptor"
         } else if self.lanes > 0 && self.lanes == self.connecting {
             "no connection to its data port had been made"

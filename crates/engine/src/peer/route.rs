@@ -56,6 +56,11 @@ impl Route {
         Some(format!("{what} data port from {old:?} to {new:?}"))
     }
 
+    /// Whether a newer one says something else.
+    pub(super) fn differs_from(&self, newer: &Self) -> bool {
+        self.addrs != newer.addrs || self.version != newer.version || self.buffers != newer.buffers
+    }
+
     /// Whether one published buffer contains the range. `hint` remembers which.
     pub(crate) fn covers(&self, addr: u64, len: u64, hint: &mut usize) -> bool {
         let inside =

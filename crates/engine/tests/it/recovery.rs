@@ -228,3 +228,30 @@ fn a_lane_that_nobody_uses_is_closed_after_a_while() {
     batches.iter().for_each(|b| b.wait().unwrap());
     assert_eq!((lost, e.stats().lanes_lost), (0, 0));
 }
+
+#[test]
+fn asking_again_and_again_for_what_is_not_there_does_not_ask_the_peer_every_time() {
+    let fake = Fake::new(|mut link| link.serve());
+    fake.publish(|d| d.buffers[0].len = 4096);
+    let e = engine(lanes(1, 2));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(100).unwrap();
+    let (begin, mut failed) = (Instant::now(), 0);
+    while begin.elapsed() < ms(1000) || failed < 20 {
+        let error = start(&segment, Op::Write, &local, BASE + 8192).wait().unwrap_err();
+        assert_eq!(error.code(), 9, "{error}");
+        failed += 1;
+    }
+    let asked = fake.asked() as u128;
+    assert!(asked <= 12 + begin.elapsed().as_millis() / 20, "{asked} times for {failed} requests");
+    // Others are not held up by it, and what turns up is found soon.
+    let missing = start(&segment, Op::Write, &local, BASE + 8192);
+    let (result, took) = timed(|| start(&segment, Op::Write, &local, BASE).wait());
+    result.unwrap();
+    assert!(took < ms(300), "{took:?}");
+    missing.wait().unwrap_err();
+    fake.publish(|d| d.buffers[0].len = 1 << 20);
+    let (result, took) = timed(|| start(&segment, Op::Write, &local, BASE + 8192).wait());
+    result.unwrap();
+    assert!(took < ms(300), "{took:?}");
+}
