@@ -39,7 +39,7 @@ fn is_silent(error: &GpuError) -> bool {
 }
 
 /// How long closing waits for copies that hang.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE: Duration = Duration::from_millis(600);
 
 impl Devices {
     pub(crate) fn new(settings: Settings, slots: (usize, usize), sweeper: Arc<dyn Bell>) -> Self {
@@ -172,9 +172,10 @@ impl Devices {
         // Taken out: whoever closes again does not wait again for what hangs.
         let all = std::mem::take(&mut *stagers);
         drop(stagers);
-        for stager in all.into_values() {
-            stager.close(PATIENCE);
-        }
+        // One after the other they would take as long as there are devices that hang.
+        all.values().for_each(|stager| stager.shut(&Arc::new(Error::Closed)));
+        let until = Instant::now() + PATIENCE;
+        all.into_values().for_each(|stager| stager.close(until));
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<DeviceId, Arc<Stager>>> {

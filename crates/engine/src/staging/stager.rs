@@ -363,10 +363,9 @@ impl Stager {
     }
 
     /// Ends the worker. No copy is in progress when this returns; but one that hangs, whose buffers stay pinned.
-    pub(crate) fn close(&self, patience: Duration) {
+    pub(crate) fn close(&self, until: Instant) {
         self.shut(&Arc::new(Error::Closed));
         let mut ended = locked(&self.ended);
-        let until = Instant::now() + patience;
         while !*ended {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             let waited = self.end_seen.wait_timeout(ended, left);

@@ -138,7 +138,7 @@ apart! {
         let batch = submit(&two.segment, vec![request], within(ms(20_000))).unwrap();
         eventually("a copy hangs", || sim.control.count("copies_in_flight") > 0);
         let ((), first) = timed(|| two.initiator.close());
-        assert!(first < ms(2500), "{first:?}");
+        assert!(first < ms(1000), "{first:?}");
         assert_eq!(end(&batch).unwrap_err().code(), 29);
         let ((), again) = timed(|| two.initiator.close());
         assert!(again < ms(300), "{again:?}");

@@ -5,6 +5,7 @@
 mod bounds;
 mod chaos;
 mod common;
+mod endurance;
 mod fake;
 mod faults;
 mod gpu;
