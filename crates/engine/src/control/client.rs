@@ -28,7 +28,7 @@ pub(crate) fn descriptor_question(
 ) -> Question {
     let request = encode_frame(FrameKind::Typed(MessageType::Metadata), b"{}\n");
     let until = Instant::now() + ANSWER_TIMEOUT;
-    Question::new((peer, name), "descriptor", request, until, stop, answer)
+    Question::new((peer, name), "descriptor", request, until, stop, answer).repeatable()
 }
 
 /// Reads the answer to [`descriptor_question`], and finds the addresses of the data port; that may block.
@@ -55,7 +55,7 @@ pub(crate) fn probe(core: &Core, peer: &Arc<str>, name: &SegmentName) -> Result<
     let request = encode_frame(FrameKind::Typed(MessageType::Probe), probe_request());
     let until = Instant::now() + ANSWER_TIMEOUT;
     let frame = ask_and_wait(core, |answer| {
-        Question::new((peer, name), "probe", request, until, || false, answer)
+        Question::new((peer, name), "probe", request, until, || false, answer).repeatable()
     })?;
     if is_probe_success(&frame.body) {
         return Ok(());

@@ -22,6 +22,7 @@ pub(crate) struct Question {
     pub(crate) request: Vec<u8>,
     pub(crate) deadline: Instant,
     began: Instant,
+    repeatable: bool,
     stop: Box<dyn Fn() -> bool + Send + Sync>,
     answer: Mutex<Option<Answer>>,
 }
@@ -58,9 +59,20 @@ impl Question {
             request,
             deadline,
             began: Instant::now(),
+            repeatable: false,
             stop: Box::new(stop),
             answer: Mutex::new(Some(Box::new(answer))),
         }
+    }
+
+    /// It changes nothing at the peer, so that it may be asked twice.
+    pub(crate) fn repeatable(mut self) -> Self {
+        self.repeatable = true;
+        self
+    }
+
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        self.repeatable
     }
 
     /// Whether nobody wants the answer any more, or it would come too late.
@@ -117,6 +129,13 @@ impl Question {
 impl Drop for Question {
     fn drop(&mut self) {
         self.settle(Err(Error::Closed));
+    }
+}
+
+impl Failure {
+    /// Whether the peer's machine said that nobody listens.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused)
     }
 }
 

@@ -17,7 +17,7 @@ use mio::{Events, Interest, Poll, Token};
 use crate::control::{Failure, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::io::ask::AskConn;
+use crate::io::ask::{AskConn, Asked};
 use crate::io::bounds::most_connections;
 use crate::io::control::ControlConn;
 use crate::io::lane::{LaneConn, LaneReport, Stuck};
@@ -55,7 +55,7 @@ pub(crate) struct Reactor {
     /// Copies within the process, once there were some that took long.
     local: Option<Arc<Local>>,
     /// Questions to control ports that are not answered.
-    pub(super) questions: Vec<Arc<Question>>,
+    pub(super) questions: Vec<Asked>,
     /// Those that wait until there are fewer connections, and how many there are.
     pub(super) to_call: VecDeque<(Arc<Question>, Vec<SocketAddr>)>,
     pub(super) asking: usize,
@@ -536,10 +536,24 @@ impl Reactor {
         self.add(socket, Kind::Ask(ask), false, Some(due))
     }
 
-    /// The connection of a question.
-    pub(super) fn ask_token(&self, question: &Arc<Question>) -> Option<Token> {
+    /// The connections of a question.
+    pub(super) fn ask_tokens(&self, question: &Arc<Question>) -> Vec<Token> {
         let of = |conn: &&Conn| matches!(&conn.kind, Kind::Ask(ask) if ask.is_of(question));
-        self.each().find(of).map(|conn| conn.token)
+        self.each().filter(of).map(|conn| conn.token).collect()
+    }
+
+    /// The connections of questions that are answered.
+    pub(super) fn answered_asks(&self) -> Vec<Token> {
+        let answered = |conn: &&Conn| matches!(&conn.kind, Kind::Ask(ask) if ask.is_answered());
+        self.each().filter(answered).map(|conn| conn.token).collect()
+    }
+
+    /// What is known of the connections of questions, but for the one that is being driven.
+    pub(super) fn asks(&self) -> impl Iterator<Item = &AskConn> {
+        self.each().filter_map(|conn| match &conn.kind {
+            Kind::Ask(ask) => Some(ask),
+            _ => None,
+        })
     }
 
     /// Takes a connection on. A new one is driven at once, since what has arrived already makes no event.
@@ -747,8 +761,8 @@ impl Reactor {
             peer.stop_all(Stop::Closed);
         }
         // The pool may hold one as well, for as long as a resolver takes.
-        for question in std::mem::take(&mut self.questions) {
-            question.settle(Err(Error::Closed));
+        for asked in std::mem::take(&mut self.questions) {
+            asked.close();
         }
         self.now = Instant::now();
         for place in &mut self.conns {

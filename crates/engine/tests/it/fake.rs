@@ -363,6 +363,10 @@ impl Gate {
         self.0.1.notify_all();
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        *self.0.0.lock().unwrap()
+    }
+
     pub(crate) fn wait(&self) {
         let guard = self.0.0.lock().unwrap();
         let limit = Duration::from_secs(20);
