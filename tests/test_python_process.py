@@ -366,11 +366,15 @@ def test_an_async_call_does_not_wait_for_a_silent_peer():
     batch = engine.batch_transfer_async_read(peer, [addr], [4096], [16])
     assert batch > 0 and time.monotonic() - start < 2
     assert engine.transfer_check_status(batch) == 0
+    # Whether it is there was waited for once.
+    start = time.monotonic()
+    assert all(engine.transfer_submit_write(peer, addr, 4096, 16) for _ in range(40))
+    assert time.monotonic() - start < 5
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         engine.get_batch_transfer_status([batch])
     except KeyboardInterrupt:
-        print("interrupted", time.monotonic() - start < 4)
+        print("interrupted", time.monotonic() - start < 8)
     assert engine.transfer_check_status(batch) == -1
     """)
     assert good(done) == "interrupted True\n"

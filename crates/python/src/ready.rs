@@ -39,7 +39,7 @@ pub(crate) struct Ready {
     engine: Engine,
     managed: Arc<Managed>,
     streamed: Arc<Streamed>,
-    /// Peers that have answered.
+    /// Peers that have answered, or that were waited for once.
     known: Mutex<HashSet<String>>,
     /// What `initialize` was asked for; TCP it is in any case.
     pub(crate) protocol: String,
@@ -322,8 +322,11 @@ impl Ready {
                     self.remember(peer);
                     return Ok(());
                 }
-                // It answers slowly, or the batch is long.
-                None if left <= SIGNALS => return Ok(()),
+                // It answers slowly, or the batch is long. Calls that come later wait no more, however dead it is.
+                None if left <= SIGNALS => {
+                    self.remember(peer);
+                    return Ok(());
+                }
                 None => self.look_for_signals(py, std::slice::from_ref(batch))?,
             }
         }
