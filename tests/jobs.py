@@ -391,3 +391,139 @@ def come_and_go(state, times):
         assert a.transfer_sync_write(f"127.0.0.1:{b.get_rpc_port()}", at, at + 4096, 4096) == 0
         del a, b
         gc.collect()
+
+
+# Faults (scripts/faults)
+
+
+def timed_batch(state, op, target, lists, engine="main"):
+    """One batch of each range of `lists`: seconds, code, and the text if it failed."""
+    call = getattr(state.engines[engine], f"batch_transfer_sync_{op}")
+    start = time.monotonic()
+    code = call(target, *lists)
+    seconds = time.monotonic() - start
+    return seconds, code, state.module.TransferEngine.last_error() if code else None
+
+
+def batches_after_gaps(state, groups, local, remote, length, count, engine="main"):
+    """For each group of peers, all at the same time: a batch, then `cycles` times a gap and a batch; READs and WRITEs by
+    turns. Returns for each group the seconds of every batch that came after a gap, and the texts of those that failed."""
+    base = state.address(local)
+    lists = [base + n * length for n in range(count)], [remote + n * length for n in range(count)], [length] * count
+    results = [{"seconds": [], "failed": []} for _ in groups]
+
+    def run(group, result, target, delay):
+        pause = threading.Event()
+        pause.wait(delay)
+        for cycle in range(group["cycles"] + 1):
+            seconds, code, text = timed_batch(state, ["read", "write"][cycle % 2], target, lists, engine)
+            if code:
+                result["failed"].append(text)
+            if cycle:
+                result["seconds"].append(seconds)
+            if cycle < group["cycles"]:
+                pause.wait(group["gap"])
+
+    running = []
+    for group, result in zip(groups, results):
+        # Not all at once: what is measured is one transfer and not the crowd.
+        step = min(group["gap"], 2) / len(group["targets"])
+        for n, target in enumerate(group["targets"]):
+            running.append(threading.Thread(target=run, args=(group, result, target, n * step)))
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return results
+
+
+def transfers_from_threads(state, targets, local, length, threads, each, engine="main"):
+    """`each` READs and WRITEs from each thread to all targets by turns, which are (name, address). Returns what failed."""
+    te, failed = state.engines[engine], []
+
+    def run(n):
+        here = state.address(local, n * length)
+        for i in range(each):
+            name, remote = targets[(n + i) % len(targets)]
+            call = te.transfer_sync_read if i % 4 >= 2 else te.transfer_sync_write
+            if call(name, here, remote + n * length, length) != 0:
+                failed.append(state.module.TransferEngine.last_error())
+
+    running = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return {"failed": len(failed), "texts": failed[:3]}
+
+
+def limit_files(state, count):
+    """From now on this process may have so many descriptors."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def write_until_stopped(state, target, local, remote, length, engine="main"):
+    """Starts a thread that writes the range again and again, until `stop_writing`."""
+    te, stop, texts = state.engines[engine], threading.Event(), {}
+
+    def run():
+        while not stop.is_set():
+            if te.transfer_sync_write(target, state.address(local), remote, length) == 0:
+                texts["done"] = texts.get("done", 0) + 1
+            else:
+                # Without the numbers in it: one for each kind of failure.
+                text = "".join(c for c in state.module.TransferEngine.last_error() if not c.isdigit())
+                texts[text] = texts.get(text, 0) + 1
+                stop.wait(0.001)
+
+    thread = threading.Thread(target=run, daemon=True)
+    state.marks["writing"] = stop, thread, texts
+    thread.start()
+
+
+def stop_writing(state):
+    stop, thread, texts = state.marks.pop("writing")
+    stop.set()
+    thread.join(60)
+    return texts
+
+
+def write_until_done(state, target, local, remote, length, seconds, engine="main"):
+    """Writes the range again and again until it succeeds; after how long it did, and what the failures said."""
+    te, start, pause, text = state.engines[engine], time.monotonic(), threading.Event(), None
+    while time.monotonic() - start < seconds:
+        if te.transfer_sync_write(target, state.address(local), remote, length) == 0:
+            return {"seconds": time.monotonic() - start, "text": text}
+        text = state.module.TransferEngine.last_error()
+        pause.wait(0.005)
+    return {"seconds": None, "text": text}
+
+
+def steady_writes(state, targets, local, length, seconds, engine="main"):
+    """A thread for each target, which are (name, address), writes its range for so long. Rate in bytes per second, p99, failures."""
+    te, times, failed = state.engines[engine], [], []
+
+    def run(n):
+        name, remote = targets[n]
+        here, end = state.address(local, n * length), time.monotonic() + seconds
+        while (start := time.monotonic()) < end:
+            if te.transfer_sync_write(name, here, remote, length) != 0:
+                failed.append(state.module.TransferEngine.last_error())
+            times.append(time.monotonic() - start)
+
+    running = [threading.Thread(target=run, args=(n,)) for n in range(len(targets))]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    times.sort()
+    return {"rate": len(times) * length / seconds, "p99": times[len(times) * 99 // 100], "failed": failed[:3]}
+
+
+def submit_many(state, target, local, remote, length, count, engine="main"):
+    """So many WRITEs that are not waited for; returns their ids."""
+    te, here = state.engines[engine], state.address(local)
+    return [te.transfer_submit_write(target, here, remote, length) for _ in range(count)]
