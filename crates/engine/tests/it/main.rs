@@ -31,6 +31,7 @@ mod local;
 mod own;
 mod pair;
 mod recovery;
+mod relay;
 mod sockets;
 mod stops;
 mod strangers;
