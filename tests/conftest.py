@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import defects_kit
 import pytest
 from peers import OLD_PEER, OURS, PEER, STAND_IN, EngineProcess, why_absent
 
@@ -100,3 +101,21 @@ def two():
     pair = make_pair(Ends(OURS, OURS, 2), 1 << 20)
     yield pair
     pair.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    kept = []
+    yield kept
+    for ends in kept:
+        ends.__exit__()
+
+
+@pytest.fixture
+def bombarded(shared):
+    """Two ends that serve all tests of a module; new ones only after a test has ended a process."""
+    if shared and not (shared[-1].target.alive() and shared[-1].initiator.alive()):
+        shared.pop().__exit__()
+    if not shared:
+        shared.append(defects_kit.Ends(OURS, 1 << 16))
+    return shared[-1]

@@ -270,6 +270,79 @@ def try_settings(state, settings):
     return answers
 
 
+# Defects of the peer
+
+
+def own_network(state, ports):
+    """Moves this thread, and those it starts, into a network of its own, with so many ports to connect from of which none
+    is used again while a connection lingers. Returns what does not work."""
+    import ctypes
+    import fcntl
+    import socket
+    import struct
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x40000000):  # CLONE_NEWNET
+        return f"no network namespace: {os.strerror(ctypes.get_errno())}"
+    try:
+        for name, value in (("tcp_tw_reuse", "0"), ("ip_local_port_range", f"40000 {40000 + ports - 1}")):
+            with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+                file.write(value)
+    except OSError as failure:
+        return f"the ports cannot be set: {failure}"
+    with socket.socket() as sock:
+        fcntl.ioctl(sock, 0x8914, struct.pack("16sH14x", b"lo", 0x41))  # SIOCSIFFLAGS: up, running
+    return None
+
+
+def connections_made(state):
+    """How many connections have been made in this network."""
+    with open("/proc/thread-self/net/snmp") as file:
+        names, values = (line.split() for line in file if line.startswith("Tcp:"))
+    return int(values[names.index("ActiveOpens")])
+
+
+def longest_silence(state, method, args, engine="main"):
+    """Calls a method while another thread wakes every millisecond: the longest time it did not, and what the call took."""
+    silence, stop, running = [0.0], threading.Event(), threading.Event()
+
+    def tick():
+        last = time.monotonic()
+        while not stop.is_set():
+            time.sleep(0.001)
+            now = time.monotonic()
+            silence[0], last = max(silence[0], now - last), now
+            running.set()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    running.wait()
+    silence[0] = 0.0
+    start = time.monotonic()
+    value = getattr(state.engines[engine], method)(*args)
+    seconds = time.monotonic() - start
+    # Once more, after whatever it has waited for.
+    running.clear()
+    running.wait()
+    stop.set()
+    thread.join()
+    return {"silence": silence[0], "seconds": seconds, "value": value}
+
+
+def refused_batches(state, times, target, local, remote, length, count, engine="main"):
+    """Batches of which the last entry is refused; every second one is not waited for. Returns the KiB that they cost."""
+    te, before = state.engines[engine], memory("VmRSS")
+    remotes = [remote] * (count - 1) + [0x10]
+    ids = []
+    for n in range(times):
+        if n % 2:
+            assert te.batch_transfer_sync_write(target, [local] * count, remotes, [length] * count) == -1
+        else:
+            ids.append(te.batch_transfer_async_write(target, [local] * count, remotes, [length] * count))
+    assert all(ids) and te.get_batch_transfer_status(ids) == -1
+    return memory("VmRSS") - before
+
+
 # A good guest
 
 

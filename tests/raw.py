@@ -118,12 +118,14 @@ def probe(host: str, port: int) -> bool:
 class FakeTarget:
     """Looks like an engine: a control port that hands out a descriptor, and a data port served by `serve(sock)`.
 
-    `buffers` are (address, length) pairs that it claims to have. `metadata` replaces the body of the metadata answer.
+    `buffers` are (address, length) pairs that it claims to have. `metadata` replaces the body of the metadata answer; what
+    is asked by a message type in `hushed` is not answered.
     """
 
     def __init__(self, serve, buffers=((0x10000, 1 << 40),), metadata: bytes | None = None, version: int | None = 2):
         self.serve = serve
         self.metadata = metadata
+        self.hushed: set[int] = set()
         self.stopping = threading.Event()
         self.open: list[socket.socket] = []
         self.control_port, self.control_requests = self._listen(self._answer), 0
@@ -172,7 +174,9 @@ class FakeTarget:
             NOTIFY: b'{"name":"","notify_msg":"success"}',
             PROBE: b'{"status":"success"}',
         }
-        if request and request[0] in bodies:
+        if request and request[0] in self.hushed:
+            self.stopping.wait(60)
+        elif request and request[0] in bodies:
             sock.sendall(frame(request[0], bodies[request[0]]))
 
     def _serve_data(self, sock: socket.socket) -> None:
@@ -191,6 +195,61 @@ class FakeTarget:
 
     def __exit__(self, *failure) -> None:
         self.close()
+
+
+class GoodTarget(FakeTarget):
+    """Serves as a good engine does, and has no memory: what is written is dropped, what is read is zeros.
+
+    `per_connection` is how many requests it serves before it closes a connection, as some releases of the peer do after
+    one. `opened(n)` is called for each data connection before it is served.
+    """
+
+    def __init__(self, version: int | None = 2, per_connection: int | None = None, opened=None):
+        self.per_connection = per_connection
+        self.opened = opened
+        self.headers: list[bytes] = []
+        self.live: list[socket.socket] = []
+        super().__init__(self._serve, version=version)
+
+    def _serve(self, sock: socket.socket) -> None:
+        self.live.append(sock)
+        try:
+            if self.opened:
+                self.opened(self.data_connections)
+            served = 0
+            while served != self.per_connection and self._serve_one(sock):
+                served += 1
+        finally:
+            sock.close()
+            self.live.remove(sock)
+
+    def _serve_one(self, sock: socket.socket) -> bool:
+        head = receive(sock, 24)
+        if len(head) < 24:
+            return False
+        self.headers.append(head)
+        size, _, opcode = struct.unpack("<QQB", head[:17])
+        if opcode & 0x7F == WRITE:
+            if len(receive(sock, size)) < size:
+                return False
+            reply = b""
+        else:
+            reply = bytes(size)
+        sock.sendall((status_frame(0) if opcode & V2 else b"") + reply)
+        return True
+
+    def drop(self, reset: bool) -> int:
+        """Ends all data connections, by a close or a reset; how many there were. Both ends' kernels know when it returns."""
+        dropped = list(self.live)
+        for sock in dropped:
+            if reset:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
+        end, pause = time.monotonic() + 10, threading.Event()
+        while any(sock in self.live for sock in dropped):
+            assert time.monotonic() < end, "a data connection was not closed"
+            pause.wait(0.001)
+        return len(dropped)
 
 
 def swallow(sock: socket.socket) -> None:

@@ -1,55 +1,117 @@
-"""What is known to go wrong in the peer's releases does not go wrong here: a test for each defect, by its number.
-
-D10, D12, D13 and D15 are about registration and are in test_registration.py.
-"""
+"""What is known to go wrong in the peer's releases does not go wrong here: INDEX below, and the tests about transfers."""
 
 from __future__ import annotations
 
-import json
-import socket
+import re
+import threading
+import time
 
 import pytest
-from peers import OURS, PEER, EngineProcess, notify, opcode, raw_bytes, slack, wait_until
-from raw import (
-    CONNECTION,
-    METADATA,
-    NOTIFY,
-    PROBE,
-    FakeTarget,
-    control,
-    descriptor,
-    ended,
-    frame,
-    hang_up_in_body,
-    probe,
-    swallow,
-)
+from defects_kit import TARGETS, Ends
+from peers import OURS, PEER, ROOT, EngineProcess, notify, opcode, slack, wait_until
+from raw import NOTIFY, FakeTarget, GoodTarget, receive, status_frame, swallow
 
-TARGETS = pytest.mark.parametrize("kind", [OURS, PEER])
+#: Each defect by its number, and the tests that it is not ours. Tests of the Python suite by their names, of the engine in
+#: Rust as `file::name`.
+INDEX = {
+    "D1 a batch longer than the queue wedges the peer": ["test_d1_a_long_batch_is_just_a_batch", "load::a_batch_larger_than_any_bound_is_normal_use"],
+    "D2 accepted work fails although it progresses": ["test_d2_waiting_in_the_queue_is_no_failure"],
+    "D3 a refused address poisons what follows": ["test_d3_a_refusal_does_not_poison_good_requests", "faults::many_refusals_on_many_lanes_fail_their_entries_and_no_other"],
+    "D4 a restarted peer costs a failure per connection": ["test_d4_connections_that_the_peer_ended_cost_nothing"],
+    "D5 buffers are touched after the call has failed": [
+        "test_d5_an_answer_after_the_deadline_touches_nothing",
+        "test_d5_a_failed_batch_has_stopped_reading",
+        "test_d5_a_stopped_target_leaves_the_outcome_unknown",
+        "stops::a_cancelled_read_is_quiet_and_its_neighbours_are_right",
+    ],
+    "D6 a malformed frame ends the process": [
+        "test_d6_a_malformed_frame_harms_nobody",
+        "test_d6_silence_after_half_a_frame_is_ended",
+        "test_d6_a_forged_descriptor_is_an_error",
+    ],
+    "D7 the control port serves one client at a time": ["test_d7_idle_control_connections_delay_nobody", "strangers::clients_that_hold_control_connections_delay_nobody"],
+    "D8 a restarted engine inherits old buffers": "about metadata stores, which this version does not have",
+    "D9 ports run out": ["test_d9_connections_are_used_again"],
+    "D10 batch_unregister with an unknown address": ["test_d10_batch_unregister_with_an_unknown_address"],
+    "D11 a stuck peer blocks the engine": ["test_d11_a_stuck_peer_blocks_only_its_own", "stops::peers_that_never_answer_hold_up_nobody"],
+    "D12 many buffers": ["test_d12_twenty_thousand_regions", "test_d12_an_initiator_with_twenty_thousand_regions"],
+    "D13 unregister does not stop an inbound transfer": ["test_d13_unregister_ends_an_inbound_write", "test_d13_unregister_waits_for_an_inbound_write"],
+    "D14 a lost notification is silent, a slow one blocks": [
+        "test_d14_a_notification_that_cannot_be_delivered_is_an_error",
+        "test_d14_a_notification_that_hangs_delays_nobody_else",
+    ],
+    "D15 nonsense can be registered": ["test_d15_nonsense_is_refused_and_poisons_nothing"],
+    "D16 bad UTF-8 loses notifications": ["test_d16_bad_utf8_loses_no_other_notification"],
+    "D17 busy waiting": ["test_d17_waiting_costs_no_processor_time", "test_idle_engines_cost_nothing"],
+    "D18 bad configuration aborts": ["test_d18_an_unknown_store_is_an_error"],
+    "D19 misuse is a segmentation fault": [
+        "test_d19_calls_before_initialize",
+        "test_d19_ids_that_are_over_or_never_were",
+        "test_d19_bytes_and_managed_buffers",
+        "test_d19_none_for_the_protocol",
+    ],
+    "D20 lists of different lengths": ["test_d20_lists_of_different_lengths", "test_d20_registering_lists_of_different_lengths"],
+    "D21 padding leaks memory": ["test_d21_headers_carry_zeros_in_their_padding", "header::padding_is_sent_as_zeros_and_ignored_on_arrival"],
+    "D22 failed batches leak": ["test_d22_batches_that_fail_leave_nothing_behind", "load::failed_batches_leave_no_memory_behind"],
+    "D23 a status is that of the first entry": ["test_d23_a_status_is_that_of_the_whole_batch"],
+    "D24 a second engine takes over a name": "about metadata stores, which this version does not have",
+    "D25 descriptors never refresh": [
+        "test_d25_a_peer_that_came_back_elsewhere_is_found_within_the_request",
+        "faults::a_peer_that_came_back_on_another_data_port_is_found_within_the_request",
+    ],
+    "D26 noise in the log that looks like failure": [
+        "test_d26_a_clean_run_logs_nothing_that_looks_like_failure",
+        "test_d26_a_peer_that_is_gone_is_called_that",
+        "test_a_clean_run_says_nothing",
+    ],
+    "D27 names are misread": ["test_d27_a_bad_port_is_no_other_port", "test_d27_addresses_of_both_families", "test_names_with_a_port"],
+    "D28 it listens everywhere": ["test_d28_it_listens_where_it_is_told"],
+    "D29 the interpreter is held": [
+        "test_d29_other_threads_run_while_a_peer_does_not_answer",
+        "test_d29_other_threads_run_while_a_buffer_is_in_use",
+        "test_d29_other_threads_run_while_an_engine_comes_and_goes",
+        "test_the_interpreter_is_free_during_a_read",
+    ],
+    "D30 smaller surprises": [
+        "test_d30_an_empty_batch_with_a_notification_notifies",
+        "test_d30_what_is_not_known_is_said_and_not_obeyed",
+        "test_d30_topology_and_the_end_take_no_second",
+        "test_d30_a_range_of_one_port_is_too_small_and_says_so",
+        "test_d30_a_restart_in_two_ports_does_not_wait_for_old_connections",
+        "test_d30_a_managed_buffer_publishes_itself_only",
+        "test_d30_ids_are_small_positive_numbers",
+        "test_a_second_initialize_is_refused",
+        "test_an_initialize_that_fails_can_be_done_again",
+        "test_in_a_forked_child_every_call_answers_at_once",
+        "pair::an_engine_is_its_own_peer_without_a_socket",
+    ],
+    "D31 a refusal is lost to a reset": [
+        "test_d31_a_peer_that_hangs_up_in_the_body_is_an_error",
+        "test_d31_a_refusal_before_a_reset_is_heard",
+        "test_d31_our_refusal_arrives_whole",
+        "strangers::a_refusal_is_not_lost_though_megabytes_were_on_their_way",
+    ],
+    "D32 unknown operations are served": ["test_d32_an_unknown_operation_is_not_served", "strangers::unknown_operations_are_closed_and_not_served"],
+    "D33 old targets fail every second request": ["test_d33_old_targets_that_close_after_a_request", "test_d33_the_old_release_by_turns"],
+    "D34 a refused v1 WRITE is called complete": ["test_d34_a_refused_v1_write_is_a_failure", "faults::a_refused_v1_write_is_a_failure_here_and_touches_nothing_there"],
+}
 
 
-class Ends:
-    """Our initiator, and a target of either kind."""
-
-    def __init__(self, kind, size, **env):
-        self.target = EngineProcess(kind)
-        self.initiator = EngineProcess(OURS, env)
-        self.target.open()
-        self.initiator.open()
-        self.far = self.target.alloc("mem", size, seed=1, register=True)
-        self.near = self.initiator.alloc("mem", size, seed=2, register=True)
-
-    def write(self, at=0, length=16, remote=None):
-        far = self.far + at if remote is None else remote
-        return self.initiator.te("transfer_sync_write", self.target.name, self.near + at, far, length)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *failure):
-        self.initiator.close()
-        self.target.close()
-
+def test_every_defect_has_a_test_or_a_reason():
+    assert [entry.split()[0] for entry in INDEX] == [f"D{n}" for n in range(1, 35)]
+    python = {name for file in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"^def (\w+)\(", file.read_text(), re.M)}
+    rust = {
+        f"{file.stem}::{name}"
+        for file in (ROOT / "crates").glob("*/*/**/*.rs")
+        for name in re.findall(r"#\[test\]\n\s*fn (\w+)\(", file.read_text())
+    }
+    for entry, tests in INDEX.items():
+        assert tests
+        missing = [] if isinstance(tests, str) else [name for name in tests if name not in python | rust]
+        assert not missing, f"{entry}: there is no {missing}"
+    # A test that names a defect is found from here.
+    named = {name for name in python if re.match(r"test_d\d+_", name)}
+    assert named <= {name for tests in INDEX.values() for name in tests}
 
 @TARGETS
 @pytest.mark.parametrize("count, block", [(2500, 16384), (20000, 4096)])
@@ -96,138 +158,120 @@ def test_d3_a_refusal_does_not_poison_good_requests(kind):
         assert call.value == 0 and call.seconds <= 0.5 * slack(), call
 
 
-# Frames for D6: each alone ends the peer's process.
-POISON = {
-    "notify-array": (NOTIFY, b"[]"),
-    "notify-number": (NOTIFY, b"1"),
-    "notify-string": (NOTIFY, b'"s"'),
-    "notify-null": (NOTIFY, b"null"),
-    "notify-name-object": (NOTIFY, b'{"name":{}}'),
-    "notify-msg-array": (NOTIFY, b'{"notify_msg":[]}'),
-    "notify-bad-utf8": (NOTIFY, b'{"name":"\xff","notify_msg":"m"}'),
-    "connection-array": (CONNECTION, b"[]"),
-    "connection-number": (CONNECTION, b"1"),
-    "connection-qp-string": (CONNECTION, b'{"qp_num":["x"]}'),
-    "connection-qp-negative": (CONNECTION, b'{"qp_num":[-1]}'),
-    "connection-payload-object": (CONNECTION, b'{"payload":{}}'),
-    "legacy-number": (None, b"7"),
-    "legacy-garbage": (None, b"GET / HTTP/1.1\r\n\r\n"),
-    "probe-deep": (PROBE, b"[" * 5000),
-    "metadata-deep": (METADATA, b'{"a":' * 100_000),
-    "metadata-garbage": (METADATA, bytes(range(256)) * 40),
-    "metadata-empty": (METADATA, b""),
-    "unknown-type": (0x80, b"{}"),
-    "unknown-type-255": (0xFF, b"{}"),
-    "unknown-type-4": (4, b"{}"),
-    "huge-number": (NOTIFY, b'{"name":1e999999,"notify_msg":"m"}'),
-}
-RAW_POISON = {
-    "length-zero": bytes(8),
-    "length-max": b"\xff" * 8 + b"\x01{}",
-    "length-high-bit": b"\x00" * 7 + b"\x80" + b"\x01{}",
-    "length-1-TiB": (1 << 40).to_bytes(8, "little") + b"\x01{}",
-    "short-body": (100).to_bytes(8, "little") + b"\x01{}",
-    "three-bytes": b"\x01\x02\x03",
-    "nothing": b"",
-    "http": b"GET /metadata HTTP/1.1\r\nHost: x\r\n\r\n",
-}
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_d4_connections_that_the_peer_ended_cost_nothing(reset):
+    """Four lanes are warm, the peer ends them all, as it does when it restarts: every request after that succeeds, and at once."""
+    opened, size = threading.Event(), 1 << 20
+
+    def wait_for_four(connections):
+        if connections >= 4:
+            opened.set()
+        opened.wait(20)
+
+    with GoodTarget(opened=wait_for_four) as target, EngineProcess(OURS) as initiator:
+        initiator.open()
+        near = initiator.alloc("mem", size, seed=1, register=True)
+        # More than three lanes take before they are answered.
+        batch = [near] * 40, [0x20000 + n * size for n in range(40)], [size] * 40
+        assert initiator.value("batch_transfer_sync_write", target.name, *batch) == 0
+        assert target.data_connections == 4
+        for op in ("write", "read"):
+            for wanted in (4, 1):
+                assert target.drop(reset) >= wanted
+                for _ in range(8):
+                    call = initiator.te_fresh(f"transfer_sync_{op}", target.name, near, 0x20000, 16)
+                    assert call.value == 0 and call.seconds <= 0.5 * slack(), call
+            call = initiator.te_fresh(f"batch_transfer_sync_{op}", target.name, *batch)
+            assert call.value == 0, call
 
 
-@pytest.fixture(scope="module")
-def shared():
-    kept = []
-    yield kept
-    for ends in kept:
-        ends.__exit__()
+def stays(process, name, seed, seconds=0.3):
+    """The memory is this pattern, and goes on being it while the engine has time to do what it must not."""
+    end, pause = time.monotonic() + seconds, threading.Event()
+    while time.monotonic() < end:
+        assert process.do("check", name=name, background=seed) == []
+        pause.wait(0.02)
 
 
-@pytest.fixture
-def bombarded(shared):
-    """Two ends that serve all these tests; new ones only after a test has ended a process."""
-    if shared and not (shared[-1].target.alive() and shared[-1].initiator.alive()):
-        shared.pop().__exit__()
-    if not shared:
-        shared.append(Ends(OURS, 1 << 16))
-    return shared[-1]
+def test_d5_an_answer_after_the_deadline_touches_nothing():
+    """A READ is answered after it has failed: by a single call, by a batch and by an id."""
+    size, answer_now, answered = 1 << 20, threading.Event(), []
+
+    def serve(sock):
+        while len(head := receive(sock, 24)) == 24:
+            answer_now.wait(30)
+            try:
+                sock.sendall(status_frame(0) + b"z" * int.from_bytes(head[:8], "little"))
+            finally:
+                answered.append(sock)
+
+    with FakeTarget(serve) as target, EngineProcess(OURS, {"TENSORFERRY_TRANSFER_TIMEOUT": "1s"}) as initiator:
+        initiator.open()
+        near = initiator.alloc("mem", 3 * size, seed=1, register=True)
+        initiator.start_te("one", "transfer_sync_read", target.name, near, 0x20000, size)
+        initiator.start_te("batch", "batch_transfer_sync_read", target.name, [near + size] * 2, [0x20000] * 2, [size // 2] * 2)
+        id = initiator.value("batch_transfer_async_read", target.name, [near + 2 * size], [0x20000], [size])
+        for thread in ("one", "batch"):
+            answer = initiator.join(thread, 5 * slack())
+            assert answer["value"] == -1 and "deadline" in answer["error"], answer
+        assert initiator.do("poll", id=id)["status"] in (-1, -2)
+        assert target.data_connections > 0 and not answered
+        initiator.do("fill", name="mem", seed=9)
+        answer_now.set()
+        wait_until(lambda: answered, 10, "an answer has been sent, or could not be")
+        stays(initiator, "mem", 9)
 
 
-@pytest.mark.parametrize("name", [*POISON, *RAW_POISON])
-def test_d6_a_malformed_frame_harms_nobody(bombarded, name):
-    target = bombarded.target
-    raw = RAW_POISON[name] if name in RAW_POISON else frame(*POISON[name])
-    control("127.0.0.1", target.port, raw, half_close=True)
-    assert target.alive(), target.said()
-    assert probe("127.0.0.1", target.port)
-    assert descriptor("127.0.0.1", target.port)["protocol"] == "tcp"
-    assert bombarded.write().value == 0
+@TARGETS
+def test_d5_a_failed_batch_has_stopped_reading(kind):
+    """One entry of 2,500 is refused. What arrives of the others is what was there before the call returned."""
+    block, count = 16384, 2500
+    with Ends(kind, block * count) as ends:
+        remotes = [ends.far + n * block for n in range(count)]
+        remotes[count // 2] = 0x10
+        locals_ = [ends.near + n * block for n in range(count)]
+        call = ends.initiator.te("batch_transfer_sync_write", ends.target.name, locals_, remotes, [block] * count)
+        assert call.value == -1, call
+        ends.initiator.do("fill", name="mem", seed=3)
+        end, pause = time.monotonic() + 0.3, threading.Event()
+        while time.monotonic() < end:
+            assert ends.target.do("strange_bytes", buffer="mem", seeds=[1, 2]) == 0
+            pause.wait(0.02)
 
 
-@pytest.mark.parametrize("name", ["length-max", "three-bytes", "short-body"])
-def test_d6_silence_after_half_a_frame_is_ended(bombarded, name):
-    """The client keeps its side open and says no more: it is closed in a few seconds, and delays nobody meanwhile (D7)."""
-    port = bombarded.target.port
-    with socket.create_connection(("127.0.0.1", port), timeout=15) as idle:
-        idle.sendall(RAW_POISON[name])
-        call = bombarded.initiator.te("send_probe", bombarded.target.name)
-        assert call.value == 0 and call.seconds <= 1.0 * slack(), call
-        assert ended(idle)
+@TARGETS
+def test_d5_a_stopped_target_leaves_the_outcome_unknown(kind):
+    """It takes what had reached its machine when it goes on. The error says so, and no byte of it is newer than the call."""
+    size = 8 << 20
+    with Ends(kind, 2 * size, TENSORFERRY_TRANSFER_TIMEOUT="1s") as ends:
+        assert ends.write().value == 0
+        ends.target.freeze()
+        call = ends.initiator.te("transfer_sync_write", ends.target.name, ends.near, ends.far, size)
+        assert call.value == -1 and call.seconds <= 1.0 + 0.5 * slack(), call
+        assert not ends.initiator.faithful or "may still be written" in call.error, call
+        ends.initiator.do("fill", name="mem", seed=3)
+        ends.target.thaw()
+        again = ends.initiator.te("transfer_sync_write", ends.target.name, ends.near + size, ends.far + size, size)
+        assert again.value == 0, again
+        assert ends.target.do("strange_bytes", buffer="mem", seeds=[1, 2, 3]) == 0
 
 
-FORGED = {
-    "array": b"[]",
-    "number": b"7",
-    "null": b"null",
-    "string": b'"x"',
-    "garbage": b"\xff\xfe{",
-    "empty": b"",
-    "deep": b"[" * 50_000,
-    "nothing in it": b"{}",
-}
-FORGED_KEYS = {
-    "string port": {"tcp_data_port": "80"},
-    "array port": {"tcp_data_port": []},
-    "big port": {"tcp_data_port": 1 << 40},
-    "negative port": {"tcp_data_port": -1},
-    "zero port": {"tcp_data_port": 0},
-    "array protocol": {"protocol": ["tcp"]},
-    "rdma": {"protocol": "rdma"},
-    "string address": {"buffers": [{"name": "x", "addr": "1", "length": 1}]},
-    "negative length": {"buffers": [{"name": "x", "addr": 4096, "length": -1}]},
-    "wrapping buffer": {"buffers": [{"name": "x", "addr": 2**64 - 16, "length": 4096}]},
-    "object buffers": {"buffers": {}},
-    "number host": {"tcp_data_host": 7},
-    "unknown host": {"tcp_data_host": "no-such-host.invalid"},
-    "string version": {"tcp_proto_version": "2"},
-}
-
-
-@pytest.mark.parametrize("name", [*FORGED, *FORGED_KEYS])
-def test_d6_a_forged_descriptor_is_an_error(bombarded, name):
-    """The mirror image: the target's answer is wrong. -1 with a text, never an exception, and the engine works on."""
-    initiator = bombarded.initiator
-    with FakeTarget(swallow) as fake:
-        if name in FORGED:
-            fake.metadata = FORGED[name]
-        else:
-            fake.metadata = json.dumps(fake.descriptor | FORGED_KEYS[name]).encode()
-        call = initiator.te_fresh("transfer_sync_write", fake.name, bombarded.near, 0x20000, 16, deadline=45)
-    if name == "string version":
-        # It may be read as "old", whose WRITE nobody answers; it must not raise.
-        assert call.raised is None, call
-    else:
-        assert call.raised is None and call.value == -1, call
-        assert call.error, "failed without a text"
-        assert call.seconds <= 10 * slack(), call
-    assert bombarded.write().value == 0
-
-
-def test_d7_idle_control_connections_delay_nobody():
-    with Ends(OURS, 4096) as ends:
-        idle = [socket.create_connection(("127.0.0.1", ends.target.port)) for _ in range(8)]
-        call = ends.write()
-        assert call.value == 0 and call.seconds <= 1.0 * slack(), call
-        for sock in idle:
-            sock.close()
+def test_d9_connections_are_used_again():
+    """30,000 small transfers and a batch of 20,000, where there are 100 ports to connect from and none comes back."""
+    with EngineProcess(OURS) as process:
+        refused = process.do("own_network", ports=100)
+        if refused:
+            pytest.skip(f"skipped: {refused}; run as root")
+        process.open()
+        name = process.open("other")
+        near = process.alloc("near", 20_000 * 16, seed=1)
+        far = process.alloc("far", 20_000 * 16, seed=2)
+        assert process.value("register_memory", far, 20_000 * 16, engine="other") == 0
+        assert process.do("write_many", 120, target=name, local=near, remote=far, length=16, times=15_000) == {"write": 0, "read": 0}
+        answer = process.do("grid", 60, op="write", target=name, local="near", remote=far, block=16, count=20_000)
+        assert answer["value"] == 0, answer
+        assert process.do("check", name="far", background=1) == []
+        assert process.do("connections_made") <= 10
 
 
 def test_d11_a_stuck_peer_blocks_only_its_own():
@@ -262,13 +306,20 @@ def test_d14_a_notification_that_cannot_be_delivered_is_an_error():
         assert ends.write().value == 0
 
 
-def test_d16_bad_utf8_loses_no_other_notification():
-    with Ends(OURS, 4096) as ends:
-        port = ends.target.port
-        for body in (b'{"name":"a","notify_msg":"1"}', b'{"name":"\xff","notify_msg":"2"}', b'{"name":"c","notify_msg":"3"}'):
-            control("127.0.0.1", port, frame(NOTIFY, body))
-        seen = ends.target.value("get_notifies")
-        assert ["a", "1"] in seen and ["c", "3"] in seen, seen
+def test_d14_a_notification_that_hangs_delays_nobody_else():
+    """The peer's data port is well, its control port does not answer: that call fails by its deadline, others go on at their pace."""
+    with Ends(OURS, 4096, TENSORFERRY_TRANSFER_TIMEOUT="2s") as ends, GoodTarget() as hung:
+        hung.hushed.add(NOTIFY)
+        write = opcode("Write")
+        ends.initiator.start_te("hung", "transfer_sync", hung.name, ends.near, 0x20000, 16, write, notify("a", "lost"))
+        wait_until(lambda: hung.headers, 10, "the bytes have arrived")
+        for n in range(50):
+            call = ends.initiator.te("transfer_sync", ends.target.name, ends.near, ends.far, 16, write, notify("n", str(n)))
+            assert call.value == 0 and call.seconds <= 0.5 * slack(), call
+        assert ends.target.value("get_notifies") == [["n", str(n)] for n in range(50)]
+        assert ends.initiator.running("hung")
+        answer = ends.initiator.join("hung", 5 * slack())
+        assert answer["value"] == -1 and "notification" in answer["error"], answer
 
 
 def test_d17_waiting_costs_no_processor_time():
@@ -284,144 +335,14 @@ def test_d17_waiting_costs_no_processor_time():
         assert used < 0.2, f"{used:.2f} s of CPU in {call.seconds:.1f} s of waiting"
 
 
-@pytest.mark.parametrize("server", ["foo://x", "redis://127.0.0.1:6379", "://", "http", "etcd+x://", "P2PHANDSHAKE ", "p2phandshake"])
-def test_d18_an_unknown_store_is_an_error(server):
-    with EngineProcess(OURS) as process:
-        made = process.do("open_engine", metadata=server, deadline=40)
-        assert made["code"] == -1
-        assert made["error"]
-        process.open()  # the process is as good as new
-        assert probe("127.0.0.1", process.port)
-
-
-#: What every method answers on an engine that was never initialized: a code, an id, nothing, or an exception.
-BEFORE_INITIALIZE = [
-    ("register_memory", [4096, 64], -1),
-    ("unregister_memory", [4096], -1),
-    ("batch_register_memory", [[4096], [64]], -1),
-    ("batch_unregister_memory", [[4096]], -1),
-    ("transfer_sync_write", ["127.0.0.1:1", 4096, 4096, 16], -1),
-    ("transfer_sync_read", ["127.0.0.1:1", 4096, 4096, 16], -1),
-    ("batch_transfer_sync_write", ["127.0.0.1:1", [4096], [4096], [16]], -1),
-    ("batch_transfer_sync_read", ["127.0.0.1:1", [4096], [4096], [16]], -1),
-    ("transfer_sync", ["127.0.0.1:1", 4096, 4096, 16, {"$": "opcode", "name": "Write"}], -1),
-    ("batch_transfer_sync", ["127.0.0.1:1", [4096], [4096], [16], {"$": "opcode", "name": "Read"}], -1),
-    ("batch_transfer_async_write", ["127.0.0.1:1", [4096], [4096], [16]], 0),
-    ("batch_transfer_async_read", ["127.0.0.1:1", [4096], [4096], [16]], 0),
-    ("batch_transfer_async", ["127.0.0.1:1", [4096], [4096], [16], {"$": "opcode", "name": "Write"}], 0),
-    ("transfer_submit_write", ["127.0.0.1:1", 4096, 4096, 16], 0),
-    ("transfer_check_status", [12345], -1),
-    ("get_batch_transfer_status", [[12345]], -1),
-    ("allocate_managed_buffer", [4096], 0),
-    ("get_first_buffer_address", ["127.0.0.1:1"], 0),
-    ("get_rpc_port", [], "RuntimeError"),
-    ("get_notifies", [], "RuntimeError"),
-]
-
-
-@pytest.fixture
-def never_initialized():
-    with EngineProcess(OURS) as process:
-        process.do("make_engine", engine="main")
-        yield process
-
-
-@pytest.mark.parametrize("method, args, wanted", BEFORE_INITIALIZE, ids=[row[0] for row in BEFORE_INITIALIZE])
-def test_d19_calls_before_initialize(never_initialized, method, args, wanted):
-    call = never_initialized.te_fresh(method, *args)
-    if isinstance(wanted, str):
-        assert call.raised and call.raised[0] == wanted and call.raised[1], call
-    else:
-        assert call.raised is None and call.value == wanted, call
-        if method != "get_first_buffer_address":
-            assert call.error, "failed without a text"
-
-
-def test_d19_ids_that_are_over_or_never_were():
-    """An id is good until its final state was told once; then, as for an id that never was, the answer is -1."""
-    with Ends(OURS, 4096) as ends:
-        e, name = ends.initiator, ends.target.name
-
-        def submit(remote):
-            id = e.value("batch_transfer_async_write", name, [ends.near], [remote], [64])
-            assert id > 0
-            return id
-
-        good = submit(ends.far)
-        assert e.value("get_batch_transfer_status", [good]) == 0
-        assert e.value("get_batch_transfer_status", [good]) == -1
-        assert e.value("transfer_check_status", good) == -1
-        good = submit(ends.far)
-        assert e.do("poll", id=good)["status"] == 1
-        assert e.value("transfer_check_status", good) == -1
-        assert e.value("get_batch_transfer_status", [good]) == -1
-        bad = submit(0x10)
-        assert e.value("get_batch_transfer_status", [bad]) == -1
-        assert e.value("get_batch_transfer_status", [bad]) == -1
-        empty = e.value("batch_transfer_async_write", name, [], [], [])
-        assert empty > 0 and e.do("poll", id=empty)["status"] == 1
-        answer = e.do("made_up_ids", 60, count=10_000)
-        assert answer["odd"] == [] and answer["asked"] == 10_000
+def test_d22_batches_that_fail_leave_nothing_behind():
+    """60 batches of 2,000 with a refused entry, waited for and not: next to no memory."""
+    with Ends(OURS, 2000 * 64) as ends:
+        job = {"target": ends.target.name, "local": ends.near, "remote": ends.far, "length": 64, "count": 2000}
+        ends.initiator.do("refused_batches", 60, times=20, **job)
+        grown = ends.initiator.do("refused_batches", 60, times=60, **job)
+        assert grown < 4096, f"{grown} KiB for 60 batches"
         assert ends.write().value == 0
-
-
-def test_d19_bytes_and_managed_buffers():
-    with Ends(OURS, 4096) as ends:
-        e = ends.initiator
-        calls = [
-            e.te_fresh("write_bytes_to_buffer", 0, raw_bytes(b"x"), 1),
-            e.te_fresh("write_bytes_to_buffer", ends.near, raw_bytes(b"x"), 100),
-            e.te_fresh("write_bytes_to_buffer", 0x10, raw_bytes(b"x"), 1),
-            e.te_fresh("read_bytes_from_buffer", 0, 5),
-            e.te_fresh("read_bytes_from_buffer", 0x10, 5),
-            e.te_fresh("free_managed_buffer", 12345, 300 << 20),
-            e.te_fresh("free_managed_buffer", 12345, 64),
-        ]
-        for call in calls:
-            assert call.raised or (call.value == -1 and call.error), call
-        assert e.do("check", name="mem", background=2) == []
-        first = e.value("allocate_managed_buffer", 8192)
-        assert e.value("free_managed_buffer", first, 8192) == 0
-        again = e.te_fresh("free_managed_buffer", first, 8192)
-        assert again.raised or again.value != 0, "a block was freed twice"
-        blocks = {e.value("allocate_managed_buffer", 8192) for _ in range(4)}
-        assert len(blocks) == 4 and 0 not in blocks
-        assert ends.write().value == 0
-
-
-def test_d19_none_for_the_protocol():
-    with EngineProcess(OURS) as process:
-        process.do("make_engine", engine="main")
-        for at in range(4):
-            args = ["127.0.0.1", "P2PHANDSHAKE", "tcp", ""]
-            args[at] = None
-            call = process.te_fresh("initialize", *args)
-            assert call.raised and call.raised[0] in ("TypeError", "RuntimeError"), call
-        assert process.value("initialize", "127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
-
-
-@pytest.mark.parametrize("lists", [([1, 2], [1], [1]), ([1], [1, 2], [1]), ([1], [1], [1, 2]), ([], [1], [1]), ([1], [1], [])], ids=str)
-def test_d20_lists_of_different_lengths(bombarded, lists):
-    """Refused before the target is even looked for."""
-    e, unknown = bombarded.initiator, "127.0.0.1:1"
-    buffers, remotes, lengths = ([bombarded.near] * len(lists[0]), [bombarded.far] * len(lists[1]), [16] * len(lists[2]))
-    for host in (unknown, bombarded.target.name):
-        for op in ("write", "read"):
-            call = e.te_fresh(f"batch_transfer_sync_{op}", host, buffers, remotes, lengths)
-            assert call.value == -1 and call.error, call
-            call = e.te_fresh(f"batch_transfer_async_{op}", host, buffers, remotes, lengths)
-            assert call.value == 0 and call.error, call
-    assert bombarded.write().value == 0
-
-
-def test_d20_registering_lists_of_different_lengths(bombarded):
-    e = bombarded.initiator
-    lone = e.alloc("lone", 8192)
-    for addresses, lengths in (([lone, lone + 4096], [16]), ([lone], [16, 16]), ([], [16]), ([lone], [])):
-        call = e.te_fresh("batch_register_memory", addresses, lengths)
-        assert call.value == -1 and call.error, call
-    assert e.value("register_memory", lone, 4096) == 0
-    assert e.value("unregister_memory", lone) == 0
 
 
 @TARGETS
@@ -437,13 +358,3 @@ def test_d23_a_status_is_that_of_the_whole_batch(kind, good_first):
             assert id > 0
             assert ends.initiator.do("poll", id=id)["status"] == -1
         assert ends.write().value == 0
-
-
-def test_d31_a_peer_that_hangs_up_in_the_body_is_an_error():
-    """The connection is reset while we send: -1 with a text, no signal, no hang."""
-    with FakeTarget(hang_up_in_body) as fake, Ends(OURS, 8 << 20) as ends:
-        for op in ("write", "read"):
-            call = ends.initiator.te_fresh(f"transfer_sync_{op}", fake.name, ends.near, 0x20000, 8 << 20)
-            assert call.value == -1 and call.error, call
-            assert call.seconds <= 5 * slack(), call
-        wait_until(lambda: ends.write().value == 0, 1, "the engine works on")
