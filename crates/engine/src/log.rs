@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Violation,
     /// A connection to this engine's data port is closed for what came on it.
     Stranger,
-    /// A request for the control port is refused.
+    /// A request for the control port is refused, or is none.
     ControlRequest,
     /// A peer may not have the range that it asked for.
     RangeRefused,

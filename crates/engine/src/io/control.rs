@@ -56,7 +56,7 @@ impl Reactor {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Fate::Wait,
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 let socket = &conn.socket;
-                self.core.log.info(Kind::Stranger, &socket.peer_host(), || {
+                self.core.log.info(Kind::ControlRequest, &socket.peer_host(), || {
                     format!("the control connection from {} is closed: {e}", socket.peer_text())
                 });
                 Fate::Close

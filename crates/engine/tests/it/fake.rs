@@ -121,6 +121,11 @@ impl Fake {
         *self.shared.notify.lock().unwrap() = what;
     }
 
+    /// The data port that is published.
+    pub(crate) fn data_port(&self) -> u16 {
+        self.shared.descriptor.lock().unwrap().tcp_data_port
+    }
+
     pub(crate) fn name(&self) -> String {
         format!("127.0.0.1:{}", self.control)
     }

@@ -320,7 +320,7 @@ fn writes_of_which_nothing_had_left_move_to_another_lane() {
 }
 
 /// A port that refuses connections: it was somebody's a moment ago.
-fn dead_port() -> u16 {
+pub(crate) fn dead_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

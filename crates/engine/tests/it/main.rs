@@ -28,6 +28,8 @@ mod gpu_v1;
 mod life;
 mod load;
 mod local;
+mod logs;
+mod operators;
 mod own;
 mod pair;
 mod recovery;
