@@ -12,7 +12,7 @@ use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
 use crate::ready::{Lists, Ready, make};
 use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 use crate::waiting::aside;
-use crate::{last_error, logging, topology};
+use crate::{last_error, logging, stats, topology};
 
 /// The answers of `send_probe`.
 const PROBE_NO_ADDRESS: i32 = -101;
@@ -823,7 +823,8 @@ impl TransferEngine {
 
     /// What the engine has done so far: its counters by name, `"protocol"`, which is "tcp", and
     /// `"requested_protocol"`, which is what `initialize` was given. `"on_cuda_failed"` is how many transfers failed
-    /// that are in order with a stream.
+    /// that are in order with a stream. `"peers"` has a dict for every peer by its name: the same counters for it
+    /// alone, `"state"`, `"lanes"`, what is queued, and `"last_error"`. Times are in seconds.
     ///
     /// Raises RuntimeError before `initialize` and after `close`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -838,6 +839,11 @@ impl TransferEngine {
             if ready.check().is_ok() {
                 stats.set_item("on_cuda_failed", ready.streamed_failures())?;
             }
+            let peers = PyDict::new(py);
+            for peer in py.detach(|| ready.engine().peers()) {
+                peers.set_item(&*peer.name, stats::peer(py, &peer)?)?;
+            }
+            stats.set_item("peers", peers)?;
             Ok(stats)
         })
     }

@@ -23,6 +23,8 @@ pub(crate) enum Failure {
         code: i32,
         /// What happened, and what to do.
         text: String,
+        /// The peer that it is about, if it is about one.
+        peer: Option<Box<str>>,
     },
     /// It raises.
     Raised(PyErr),
@@ -30,12 +32,12 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self::Answered { code: FAILED, text: text.into() }
+        Self::Answered { code: FAILED, text: text.into(), peer: None }
     }
 
     pub(crate) fn with_code(self, new: i32) -> Self {
         match self {
-            Self::Answered { text, .. } => Self::Answered { code: new, text },
+            Self::Answered { text, peer, .. } => Self::Answered { code: new, text, peer },
             raised @ Self::Raised(_) => raised,
         }
     }
@@ -44,7 +46,7 @@ impl Failure {
 impl Failure {
     pub(crate) fn with_text(self, new: String) -> Self {
         match self {
-            Self::Answered { code, .. } => Self::Answered { code, text: new },
+            Self::Answered { code, peer, .. } => Self::Answered { code, text: new, peer },
             raised @ Self::Raised(_) => raised,
         }
     }
@@ -57,7 +59,7 @@ impl From<Error> for Failure {
             Error::Overlap { .. } => OVERLAP,
             _ => FAILED,
         };
-        Self::Answered { code, text: error.to_string() }
+        Self::Answered { code, text: error.to_string(), peer: error.peer().map(Into::into) }
     }
 }
 
@@ -91,8 +93,8 @@ pub(crate) fn settle<T>(
             last_error::clear();
             Ok(value)
         }
-        Err(Failure::Answered { code, text }) => {
-            let logged = logging::failed(py, method, &text);
+        Err(Failure::Answered { code, text, peer }) => {
+            let logged = logging::failed(py, method, peer.as_deref(), &text);
             // Set last: whoever handles the record may have called engines, too.
             last_error::set(text);
             logged.map(|()| answer(code))

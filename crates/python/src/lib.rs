@@ -13,6 +13,7 @@ mod logging;
 mod managed;
 mod program;
 mod ready;
+mod stats;
 mod streamed;
 mod support;
 mod topology;

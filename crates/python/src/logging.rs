@@ -21,11 +21,15 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Records that wait; further ones are counted and dropped.
 const LONGEST_QUEUE: usize = 4096;
-/// A method that keeps failing is logged this often.
+/// A method that keeps failing with one peer is logged this often.
 const REPEAT: Duration = Duration::from_secs(1);
+/// So many methods and peers have a measure of their own at the same time; the others of a method share one.
+const MEASURES: usize = 256;
 /// Texts that are said once are remembered, up to so many.
 const MOST_SAID: usize = 256;
 const FACE: &str = "tensorferry.mooncake";
+/// The target of what the engine says of failures that callers are told of.
+const TOLD: &str = "tensorferry::failure";
 
 /// Whether the interpreter is on its way out, when nothing is logged any more.
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -222,25 +226,38 @@ fn log(py: Python<'_>, name: &str, level: u8, text: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Which failures are logged: one per method and [`REPEAT`].
+/// Which failures are logged: one per method, peer and [`REPEAT`].
 #[derive(Default)]
 pub(crate) struct Limiter {
-    /// When a method was logged last, and how many of its failures were not since.
-    logged: HashMap<&'static str, (Instant, u64)>,
+    /// When a method was logged last for a peer, and how many of its failures were not since.
+    logged: HashMap<(&'static str, Box<str>), (Instant, u64)>,
 }
 
 impl Limiter {
     /// What to log about a failure of `method`; nothing if it was logged a moment ago.
-    pub(crate) fn line(&mut self, method: &'static str, text: &str) -> Option<String> {
+    pub(crate) fn line(
+        &mut self,
+        method: &'static str,
+        peer: Option<&str>,
+        text: &str,
+    ) -> Option<String> {
         let now = Instant::now();
-        let missed = match self.logged.get_mut(method) {
+        let mut key = (method, peer.unwrap_or_default().into());
+        if self.logged.len() >= MEASURES && !self.logged.contains_key(&key) {
+            // What these did not log is not told any more, unless it would be within this second.
+            self.logged.retain(|_, (last, _)| now.duration_since(*last) < REPEAT);
+            if self.logged.len() >= MEASURES {
+                key.1 = "".into();
+            }
+        }
+        let missed = match self.logged.get_mut(&key) {
             Some((last, missed)) if now.duration_since(*last) < REPEAT => {
                 *missed += 1;
                 return None;
             }
             before => before.map_or(0, |(_, missed)| *missed),
         };
-        self.logged.insert(method, (now, 0));
+        self.logged.insert(key, (now, 0));
         let mut line = format!("{method}: {text}");
         if missed > 0 {
             let _ = write!(line, " ({missed} more failures of {method} were not logged)");
@@ -252,7 +269,7 @@ impl Limiter {
     pub(crate) fn rest(&mut self) -> Vec<String> {
         let missed = self.logged.drain().filter(|(_, (_, missed))| *missed > 0);
         missed
-            .map(|(method, (_, missed))| {
+            .map(|((method, _), (_, missed))| {
                 format!("{method}: {missed} more failures were not logged")
             })
             .collect()
@@ -264,16 +281,21 @@ pub(crate) fn error(text: String) {
     Queue::current().push(Record { level: Level::ERROR, target: FACE, text });
 }
 
-/// Logs that `method` failed, unless it has done so within the last second.
+/// Logs that `method` failed, unless it has done so with the same peer within the last second.
 #[cold]
-pub(crate) fn failed(py: Python<'_>, method: &'static str, text: &str) -> PyResult<()> {
+pub(crate) fn failed(
+    py: Python<'_>,
+    method: &'static str,
+    peer: Option<&str>,
+    text: &str,
+) -> PyResult<()> {
     static LIMITER: LazyLock<Mutex<Limiter>> = LazyLock::new(Mutex::default);
     if EXITING.load(Ordering::Relaxed) {
         return Ok(());
     }
     // A signal that has come during the call is not to be raised where a handler's errors are.
     py.check_signals()?;
-    let line = LIMITER.lock().unwrap_or_else(PoisonError::into_inner).line(method, text);
+    let line = LIMITER.lock().unwrap_or_else(PoisonError::into_inner).line(method, peer, text);
     let Some(line) = line else { return Ok(()) };
     if !STARTED.load(Ordering::Relaxed) {
         // A forked child has no thread for what the engine has to say.
@@ -319,14 +341,17 @@ impl Subscriber for Forwarder {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
+        let metadata = event.metadata();
+        // What callers are told as well is in the records of their calls.
+        let told = metadata.target() == TOLD;
+        let severity = if told { Level::DEBUG } else { *metadata.level() };
+        if severity > level() {
+            return;
+        }
         let mut line = Line { message: String::new(), rest: String::new() };
         event.record(&mut line);
-        let metadata = event.metadata();
-        Queue::current().push(Record {
-            level: *metadata.level(),
-            target: metadata.target(),
-            text: line.message + &line.rest,
-        });
+        let text = line.message + &line.rest;
+        Queue::current().push(Record { level: severity, target: metadata.target(), text });
     }
 
     fn enter(&self, _: &Id) {}

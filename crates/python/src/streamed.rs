@@ -119,7 +119,7 @@ impl Streamed {
             let Some(Err(error)) = batch.result() else { continue };
             self.failed.fetch_add(1, Ordering::Relaxed);
             let text = error.to_string();
-            lines.extend(limiter.line(method, &text));
+            lines.extend(limiter.line(method, error.peer(), &text));
             match failure {
                 Some((_, more)) => *more += 1,
                 None => *failure = Some((format!("{method}: {text}"), 0)),

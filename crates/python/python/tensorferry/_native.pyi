@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 from os import PathLike
-from typing import ClassVar, Final, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, ClassVar, Final, Protocol, SupportsIndex, TypeAlias, final
 
 from _typeshed import ReadableBuffer
 from typing_extensions import disjoint_base
@@ -92,7 +92,7 @@ class TransferEngine:
     def get_rpc_port(self) -> int: ...
     @staticmethod
     def last_error() -> str | None: ...
-    def stats(self) -> dict[str, int | str]: ...
+    def stats(self) -> dict[str, Any]: ...
 
     # Memory
     def register_memory(
