@@ -396,43 +396,53 @@ impl fmt::Display for Advice<'_> {
 }
 
 impl Error {
-    /// A number for programs, C and metric labels; a number is never used twice.
+    /// A number for programs, C and metric labels; a number is never used twice. `docs/errors.md` has all of them.
     #[must_use]
     pub fn code(&self) -> u32 {
+        self.code_and_name().0
+    }
+
+    /// Its name, such as `TimedOut`, for logs and metric labels.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.code_and_name().1
+    }
+
+    fn code_and_name(&self) -> (u32, &'static str) {
         match self {
-            Self::Config(_) => 1,
-            Self::Name(_) => 2,
-            Self::BadArgument { .. } => 3,
-            Self::Overlap { .. } => 4,
-            Self::NotRegistered { .. } => 5,
-            Self::StillInUse { .. } => 6,
-            Self::PeerUnreachable { .. } => 7,
-            Self::Refused(_) => 8,
-            Self::RangeNotPublished(_) => 9,
-            Self::ConnectionLost { .. } => 10,
-            Self::OutcomeUnknown { .. } => 11,
-            Self::BadLocalAddress { .. } => 12,
-            Self::TimedOut { .. } => 13,
-            Self::Cancelled { .. } => 14,
-            Self::Unregistered(_) => 15,
-            Self::Protocol { .. } => 16,
-            Self::BadAnswer { .. } => 17,
-            Self::NotifyFailed { .. } => 18,
-            Self::NotifyTooLarge { .. } => 19,
-            Self::Busy { .. } => 20,
-            Self::PortsExhausted { .. } => 21,
-            Self::UnknownBatch { .. } => 22,
-            Self::Closed => 23,
-            Self::ForkedProcess { .. } => 24,
-            Self::Io { .. } => 25,
-            Self::Unmapped { .. } => 26,
-            Self::Gpu(_) => 27,
-            Self::DeviceCopy { .. } => 28,
-            Self::DeviceStuck { .. } => 29,
-            Self::NoDeviceAnswer { .. } => 30,
-            Self::WrongLocation { .. } => 31,
-            Self::Reallocated { .. } => 32,
-            Self::StreamCaptured { .. } => 33,
+            Self::Config(_) => (1, "Config"),
+            Self::Name(_) => (2, "Name"),
+            Self::BadArgument { .. } => (3, "BadArgument"),
+            Self::Overlap { .. } => (4, "Overlap"),
+            Self::NotRegistered { .. } => (5, "NotRegistered"),
+            Self::StillInUse { .. } => (6, "StillInUse"),
+            Self::PeerUnreachable { .. } => (7, "PeerUnreachable"),
+            Self::Refused(_) => (8, "Refused"),
+            Self::RangeNotPublished(_) => (9, "RangeNotPublished"),
+            Self::ConnectionLost { .. } => (10, "ConnectionLost"),
+            Self::OutcomeUnknown { .. } => (11, "OutcomeUnknown"),
+            Self::BadLocalAddress { .. } => (12, "BadLocalAddress"),
+            Self::TimedOut { .. } => (13, "TimedOut"),
+            Self::Cancelled { .. } => (14, "Cancelled"),
+            Self::Unregistered(_) => (15, "Unregistered"),
+            Self::Protocol { .. } => (16, "Protocol"),
+            Self::BadAnswer { .. } => (17, "BadAnswer"),
+            Self::NotifyFailed { .. } => (18, "NotifyFailed"),
+            Self::NotifyTooLarge { .. } => (19, "NotifyTooLarge"),
+            Self::Busy { .. } => (20, "Busy"),
+            Self::PortsExhausted { .. } => (21, "PortsExhausted"),
+            Self::UnknownBatch { .. } => (22, "UnknownBatch"),
+            Self::Closed => (23, "Closed"),
+            Self::ForkedProcess { .. } => (24, "ForkedProcess"),
+            Self::Io { .. } => (25, "Io"),
+            Self::Unmapped { .. } => (26, "Unmapped"),
+            Self::Gpu(_) => (27, "Gpu"),
+            Self::DeviceCopy { .. } => (28, "DeviceCopy"),
+            Self::DeviceStuck { .. } => (29, "DeviceStuck"),
+            Self::NoDeviceAnswer { .. } => (30, "NoDeviceAnswer"),
+            Self::WrongLocation { .. } => (31, "WrongLocation"),
+            Self::Reallocated { .. } => (32, "Reallocated"),
+            Self::StreamCaptured { .. } => (33, "StreamCaptured"),
         }
     }
 
@@ -501,3 +511,6 @@ impl Error {
         Self::Io { what: what.into(), error: Arc::new(error) }
     }
 }
+
+#[cfg(test)]
+mod tests;
