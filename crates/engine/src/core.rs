@@ -33,7 +33,12 @@ pub(crate) struct Core {
     pub(crate) devices: Devices,
     pub(crate) metrics: Metrics,
     pub(crate) log: Log,
+    /// Looks up the names that users hand in.
     pub(crate) pool: Pool,
+    /// Reads descriptors.
+    pub(crate) readers: Pool,
+    /// Looks up the names that are in descriptors.
+    pub(crate) strangers: Pool,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) descriptors: Descriptors,
     /// Data connections from peers that are open.
@@ -71,6 +76,7 @@ struct Published {
 
 /// How many names are looked up and control ports are asked at the same time.
 const POOL_THREADS: usize = 8;
+const READERS: usize = 2;
 /// What one request in a queue is counted as.
 pub(crate) const REQUEST_BYTES: usize = 64;
 /// The bound for all peers of an engine, in bounds of one.
@@ -111,6 +117,8 @@ impl Core {
             metrics: Metrics::default(),
             log: Log::default(),
             pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
+            readers: Pool::start("ferry-read", 0..=READERS)?,
+            strangers: Pool::start("ferry-names", 0..=POOL_THREADS)?,
             mailboxes,
             descriptors: Descriptors::new(),
             serving: AtomicUsize::new(0),

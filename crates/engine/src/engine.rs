@@ -540,7 +540,9 @@ impl Inner {
         }
         self.local.close();
         core.devices.close();
-        core.pool.close(POOL_PATIENCE);
+        for pool in [&core.readers, &core.pool, &core.strangers] {
+            pool.close(POOL_PATIENCE);
+        }
         for peer in self.peers.all() {
             peer.stop_all(Stop::Closed);
         }

@@ -1,3 +1,4 @@
+use crate::control::FrameKind;
 use crate::header::HEADER_LEN;
 
 /// What is wrong with bytes that a peer sent.
@@ -49,6 +50,12 @@ pub enum WireError {
     UnknownMessage {
         /// The byte in the type's place.
         byte: u8,
+    },
+    /// A control frame is not of the kind that was asked with.
+    #[error("a control frame of kind {got:?} arrived, which was not asked for")]
+    OtherKind {
+        /// Its kind.
+        got: FrameKind,
     },
     /// The body of a message is not JSON, or is nested too deeply.
     #[error("expected JSON: {reason}")]

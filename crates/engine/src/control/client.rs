@@ -31,23 +31,45 @@ pub(crate) fn descriptor_question(
     Question::new((peer, name), "descriptor", request, until, stop, answer).repeatable()
 }
 
-/// Reads the answer to [`descriptor_question`], and finds the addresses of the data port; that may block.
-pub(crate) fn read_descriptor(
-    core: &Core,
-    peer: &Arc<str>,
-    name: &SegmentName,
-    asked: Instant,
-    frame: &Frame,
-) -> Result<Route> {
+/// Reads the answer to [`descriptor_question`]; that takes long if it is long.
+pub(crate) fn read_descriptor(peer: &Arc<str>, frame: &Frame) -> Result<SegmentDescriptor> {
     let descriptor = SegmentDescriptor::parse(&frame.body)
         .map_err(|fault| bad_answer(peer, "descriptor", fault))?;
     if descriptor.tcp_data_port == 0 {
         let what = "the descriptor has no tcp_data_port, expected 1 to 65535".to_owned();
         return Err(bad_answer(peer, "descriptor", WireError::Shape { what }));
     }
+    Ok(descriptor)
+}
+
+/// The host of a peer's data port, and whether it is the one that the user named.
+pub(crate) fn data_host<'a>(
+    descriptor: &'a SegmentDescriptor,
+    name: &'a SegmentName,
+) -> (&'a str, bool) {
     let host = descriptor.tcp_data_host.as_deref().unwrap_or(&name.host);
-    let addrs = resolve(host, descriptor.tcp_data_port)?;
-    Ok(Route::new(&descriptor, addrs, core.config.newest_version, asked))
+    (host, host == name.host)
+}
+
+/// Finds the addresses of the data port; that may block, unless the host is an address.
+pub(crate) fn find_data_port(
+    core: &Core,
+    peer: &Arc<str>,
+    name: &SegmentName,
+    asked: Instant,
+    descriptor: &SegmentDescriptor,
+) -> Result<Route> {
+    let (host, _) = data_host(descriptor, name);
+    let addrs = resolve(host, descriptor.tcp_data_port).map_err(|error| {
+        let what = format!("looking up the host of its data port failed: {error}");
+        Error::PeerUnreachable {
+            peer: Arc::clone(peer),
+            what,
+            after: asked.elapsed(),
+            subject: None,
+        }
+    })?;
+    Ok(Route::new(descriptor, addrs, core.config.newest_version, asked))
 }
 
 /// Asks a peer's control port whether it is alive, and waits for the answer.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tensorferry_metadata::SegmentName;
-use tensorferry_wire::{Frame, WireError};
+use tensorferry_wire::{CONTROL_PREFIX_LEN, Frame, WireError, encode_frame};
 
 use crate::error::{Error, Result};
 use crate::sync::locked;
@@ -113,6 +113,16 @@ impl Question {
             what,
             after,
         }));
+    }
+
+    /// A frame has come: the answer, if it is of the kind that was asked with.
+    pub(crate) fn hear(&self, frame: Frame) {
+        let kind = |frame: &[u8]| frame.get(CONTROL_PREFIX_LEN).copied();
+        if kind(&encode_frame(frame.kind, b"")) == kind(&self.request) {
+            self.settle(Ok(frame));
+        } else {
+            self.misunderstand(WireError::OtherKind { got: frame.kind });
+        }
     }
 
     /// The answer is not one.

@@ -31,6 +31,8 @@ pub(crate) struct Asked {
     /// When it is asked again.
     again: Option<Instant>,
 }
+/// How many bytes of answers that are not complete a thread holds.
+const MAX_KEPT: usize = 128 << 20;
 
 pub(crate) struct AskConn {
     question: Arc<Question>,
@@ -155,8 +157,9 @@ impl Reactor {
     }
 
     /// A connection of a question is closed: the next of those that wait can be made.
-    pub(super) fn ask_gone(&mut self) {
+    pub(super) fn ask_gone(&mut self, ask: &AskConn) {
         self.asking -= 1;
+        self.answer_bytes -= ask.kept();
         self.wake_answered();
         if let Some((question, addrs)) = self.to_call.pop_front() {
             self.call_first(question, addrs);
@@ -262,9 +265,16 @@ impl Reactor {
                         let text = "it closed the connection without an answer";
                         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
                     }
-                    match reader.feed(&self.scratch.receive[..n]) {
+                    let before = reader.kept();
+                    let fed = reader.feed(&self.scratch.receive[..n]);
+                    self.answer_bytes = self.answer_bytes - before + reader.kept();
+                    match fed {
+                        Ok((_, None)) if self.answer_bytes > MAX_KEPT => {
+                            let text = "other answers take up all the memory for them";
+                            return Err(io::Error::other(text));
+                        }
                         Ok((_, None)) => {}
-                        Ok((_, Some(frame))) => question.settle(Ok(frame)),
+                        Ok((_, Some(frame))) => question.hear(frame),
                         Err(fault) => question.misunderstand(fault),
                     }
                     if question.is_answered() {
@@ -297,6 +307,14 @@ impl AskConn {
 
     pub(super) fn is_of(&self, question: &Arc<Question>) -> bool {
         Arc::ptr_eq(&self.question, question)
+    }
+
+    /// Bytes of its answer that are held.
+    fn kept(&self) -> usize {
+        match &self.phase {
+            Phase::Receiving(reader) => reader.kept(),
+            Phase::Connecting { .. } | Phase::Sending { .. } => 0,
+        }
     }
 
     fn step(&self) -> Step {

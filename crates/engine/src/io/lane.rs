@@ -159,6 +159,11 @@ impl Reactor {
             return Fate::Close;
         }
         for _ in 0..ROUNDS {
+            // What has come before anything was asked answers nothing that is asked now.
+            let unasked = conn.readable && conn.lane().lane.is_idle();
+            if unasked && matches!(self.receive(conn), Step::Over) {
+                return Fate::Close;
+            }
             let pulled = self.pull(conn.lane());
             let sent = self.send(conn);
             let received = self.receive(conn);

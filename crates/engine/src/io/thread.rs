@@ -60,6 +60,8 @@ pub(crate) struct Reactor {
     pub(super) to_call: VecDeque<(Arc<Question>, Vec<SocketAddr>)>,
     pub(super) asking: usize,
     pub(super) over: Vec<(Arc<Question>, Failure)>,
+    /// Bytes of answers that have arrived in part.
+    pub(super) answer_bytes: usize,
     /// Bytes of requests that have arrived in part on control connections.
     pub(super) control_bytes: usize,
     /// Answers of all connections that wait to be sent; with the most of them, only who takes his own is read from.
@@ -201,6 +203,7 @@ impl Reactor {
             to_call: VecDeque::new(),
             asking: 0,
             over: Vec::new(),
+            answer_bytes: 0,
             control_bytes: 0,
             answers: 0,
             most_answers,
@@ -441,7 +444,7 @@ impl Reactor {
         match conn.kind {
             Kind::Lane(lane) => self.lane_gone(conn.token, lane),
             Kind::Control(control) => self.control_bytes -= control.kept(),
-            Kind::Ask(_) => self.ask_gone(),
+            Kind::Ask(ask) => self.ask_gone(&ask),
             Kind::Serve(mut serve) => {
                 self.stashed -= serve.stashed();
                 self.answers -= serve.answers();

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tensorferry_metadata::SegmentName;
-use tensorferry_wire::{Frame, Version};
+use tensorferry_metadata::{SegmentName, resolve_literal};
+use tensorferry_wire::{Frame, SegmentDescriptor, Version};
 
 use crate::control::{self, Question};
 use crate::core::Core;
@@ -246,15 +246,35 @@ impl Peer {
         Arc::new(control::descriptor_question(&self.name, &self.address, stop, answer))
     }
 
-    /// Has the pool read a descriptor: it may be long, and name a host that has to be looked up.
+    /// Has a pool read a descriptor, which may be long.
     fn read(self: &Arc<Self>, asked: Instant, frame: Frame) {
         let peer = Arc::clone(self);
-        let read = move || {
+        let read = move || match control::read_descriptor(&peer.name, &frame) {
+            Ok(descriptor) => peer.find(asked, descriptor),
+            Err(error) => peer.fetched(asked, false, Err(error)),
+        };
+        if !self.core.readers.run(read) {
+            self.fetched(asked, false, Err(Error::Closed));
+        }
+    }
+
+    /// Finds the addresses of the data port. A host that only the peer has named is looked up by threads of their own:
+    /// its name servers may be of the peer's choice, and answer when they like.
+    fn find(self: &Arc<Self>, asked: Instant, descriptor: SegmentDescriptor) {
+        let (host, is_users) = control::data_host(&descriptor, &self.address);
+        let is_literal = resolve_literal(host, descriptor.tcp_data_port).is_some();
+        let peer = Arc::clone(self);
+        let find = move || {
             let Self { core, name, address, .. } = &*peer;
-            let route = control::read_descriptor(core, name, address, asked, &frame);
+            let route = control::find_data_port(core, name, address, asked, &descriptor);
             peer.fetched(asked, false, route);
         };
-        if !self.core.pool.run(read) {
+        if is_literal {
+            return find();
+        }
+        let core = &self.core;
+        let pool = if is_users { &core.pool } else { &core.strangers };
+        if !pool.run(find) {
             self.fetched(asked, false, Err(Error::Closed));
         }
     }

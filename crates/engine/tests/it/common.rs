@@ -137,10 +137,36 @@ pub(crate) fn says(error: &Error, parts: &[&str]) {
 /// whole process has.
 pub(crate) fn alone(test: &str) {
     let program = std::env::current_exe().unwrap();
-    let args = [test, "--exact", "--ignored", "--test-threads=1"];
+    let args = [test, "--exact", "--ignored", "--nocapture", "--test-threads=1"];
     let output = std::process::Command::new(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// Numbers by chance, the same in every run.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.roll() % n
+    }
+
+    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
 }
 
 /// A test of this program that is marked to be ignored, in a process of its own that goes on beside this one.
