@@ -13,7 +13,7 @@ use tensorferry_wire::{
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::io::{Command, Descriptors, LaneReport, Mailbox, Pool};
+use crate::io::{Command, Descriptors, LaneReport, Mailbox, Names, Pool};
 use crate::log::{Kind, Log};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
@@ -33,12 +33,11 @@ pub(crate) struct Core {
     pub(crate) devices: Devices,
     pub(crate) metrics: Metrics,
     pub(crate) log: Log,
-    /// Looks up the names that users hand in.
-    pub(crate) pool: Pool,
     /// Reads descriptors.
     pub(crate) readers: Pool,
-    /// Looks up the names that are in descriptors.
-    pub(crate) strangers: Pool,
+    /// Looks up the names that users hand in, and those that only descriptors have.
+    pub(crate) names: Names,
+    pub(crate) strangers: Names,
     pub(crate) mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) descriptors: Descriptors,
     /// Data connections from peers that are open.
@@ -74,8 +73,7 @@ struct Published {
     json: Arc<[u8]>,
 }
 
-/// How many names are looked up and control ports are asked at the same time.
-const POOL_THREADS: usize = 8;
+/// How many descriptors are read at the same time.
 const READERS: usize = 2;
 /// What one request in a queue is counted as.
 pub(crate) const REQUEST_BYTES: usize = 64;
@@ -116,9 +114,9 @@ impl Core {
             devices,
             metrics: Metrics::default(),
             log: Log::default(),
-            pool: Pool::start("ferry-pool", 1..=POOL_THREADS)?,
             readers: Pool::start("ferry-read", 0..=READERS)?,
-            strangers: Pool::start("ferry-names", 0..=POOL_THREADS)?,
+            names: Names::start("ferry-pool")?,
+            strangers: Names::start("ferry-names")?,
             mailboxes,
             descriptors: Descriptors::new(),
             serving: AtomicUsize::new(0),

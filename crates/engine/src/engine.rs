@@ -61,8 +61,10 @@ struct Inner {
 
 /// The longest request: more than any machine's memory.
 const MAX_LEN: u64 = 1 << 48;
-/// How long closing waits for exchanges with control ports to notice.
+/// How long closing waits for descriptors that are being read.
 const POOL_PATIENCE: Duration = Duration::from_millis(500);
+/// How long closing waits for a resolver; one that takes longer has nothing of the engine's.
+const NAMES_PATIENCE: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// Starts an engine that peers reach at `host` (a name or an address, a port behind it is ignored), peer to peer: its
@@ -540,9 +542,9 @@ impl Inner {
         }
         self.local.close();
         core.devices.close();
-        for pool in [&core.readers, &core.pool, &core.strangers] {
-            pool.close(POOL_PATIENCE);
-        }
+        core.readers.close(POOL_PATIENCE);
+        core.names.close(NAMES_PATIENCE);
+        core.strangers.close(NAMES_PATIENCE);
         for peer in self.peers.all() {
             peer.stop_all(Stop::Closed);
         }

@@ -106,10 +106,11 @@ impl Local {
         }
         work.running.push(Arc::clone(&batch));
         drop(work);
+        let mut hint = 0;
         for entry in 0..batch.len() as u32 {
             if batch.request(entry).len > 0 {
                 let slice = Slice::whole(&batch, entry);
-                let verdict = self.copy(&slice);
+                let verdict = self.copy(&slice, &mut hint);
                 let stopped = matches!(verdict, Err(Cause::Stopped { .. }));
                 slice.settle(verdict);
                 if stopped {
@@ -122,10 +123,10 @@ impl Local {
         self.ended.notify_all();
     }
 
-    fn copy(&self, slice: &Slice) -> std::result::Result<(), Cause> {
+    fn copy(&self, slice: &Slice, hint: &mut usize) -> std::result::Result<(), Cause> {
         let (op, local, remote, len) = (slice.op(), slice.local(), slice.remote(), slice.len);
         let pin = self.core.registry.find(op, remote, len).ok_or(Cause::NotPublished)?;
-        let by_hand = slice.batch.pins_range(local, len, op == Op::Read);
+        let by_hand = slice.batch.pins_range(local, len, op == Op::Read, hint);
         let mode = if by_hand { self.core.copy_mode } else { CopyMode::Kernel };
         let (from, to) = if op == Op::Write { (local, remote) } else { (remote, local) };
         let devices = DevicePath::of(slice, &pin, (from, to), [mode, self.core.copy_mode]);

@@ -1,10 +1,11 @@
 //! Questions to a peer's control port. An IO thread asks them; nobody blocks but who waits for the answer.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use tensorferry_metadata::{SegmentName, resolve};
+use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{
     Frame, FrameKind, MessageType, Notification, SegmentDescriptor, WireError, encode_frame,
     is_notify_success, is_probe_success, probe_request,
@@ -51,23 +52,22 @@ pub(crate) fn data_host<'a>(
     (host, host == name.host)
 }
 
-/// Finds the addresses of the data port; that may block, unless the host is an address.
-pub(crate) fn find_data_port(
+/// The route to a peer whose data port was looked up.
+pub(crate) fn data_route(
     core: &Core,
     peer: &Arc<str>,
-    name: &SegmentName,
     asked: Instant,
     descriptor: &SegmentDescriptor,
+    found: Result<Vec<SocketAddr>>,
 ) -> Result<Route> {
-    let (host, _) = data_host(descriptor, name);
-    let addrs = resolve(host, descriptor.tcp_data_port).map_err(|error| {
-        let what = format!("looking up the host of its data port failed: {error}");
-        Error::PeerUnreachable {
+    let addrs = found.map_err(|error| match error {
+        Error::Closed => error,
+        _ => Error::PeerUnreachable {
             peer: Arc::clone(peer),
-            what,
+            what: format!("looking up the host of its data port failed: {error}"),
             after: asked.elapsed(),
             subject: None,
-        }
+        },
     })?;
     Ok(Route::new(descriptor, addrs, core.config.newest_version, asked))
 }

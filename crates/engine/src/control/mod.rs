@@ -5,7 +5,7 @@ mod question;
 mod server;
 
 pub(crate) use client::{
-    data_host, descriptor_question, find_data_port, notify, notify_question, probe, read_descriptor,
+    data_host, data_route, descriptor_question, notify, notify_question, probe, read_descriptor,
 };
 pub(crate) use question::{Failure, Question, Step};
 pub(crate) use server::reply;

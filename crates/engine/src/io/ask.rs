@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tensorferry_metadata::{resolve, resolve_literal};
+use tensorferry_metadata::resolve_literal;
 use tensorferry_wire::FrameReader;
 
 use crate::control::{Failure, Question, Step};
@@ -63,13 +63,9 @@ impl Reactor {
         }
         let mailbox = Arc::clone(self.mailbox());
         let asked = Arc::clone(&question);
-        let look_up = move || {
-            let found = resolve(&host, port).map_err(Error::from);
+        self.core.names.find(&host, port, move |found| {
             mailbox.post(Command::Found(asked, found));
-        };
-        if !self.core.pool.run(look_up) {
-            question.settle(Err(Error::Closed));
-        }
+        });
     }
 
     /// The peer was looked up: connects to it, as soon as that is not one connection too many.

@@ -37,6 +37,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Reactor {
     pub(super) fn drive_serve(&mut self, conn: &mut Conn) -> Fate {
+        if conn.gone && conn.serve().serve.is_starved() {
+            tracing::debug!("a connection from a peer is lost while it waits for a staging slot");
+            return Fate::Close;
+        }
         let mut served = Served::default();
         let before = conn.serve().serve.stashed();
         let answers = conn.serve().serve.answers();

@@ -101,6 +101,8 @@ pub(crate) struct Conn {
     pub(super) writable: bool,
     /// The peer has ended the stream. No event will say so again, so it is read to its end.
     pub(super) read_closed: bool,
+    /// The connection is gone in both directions, which nothing but reading or sending would tell.
+    pub(super) gone: bool,
     queued: bool,
     /// When it is to be looked at again at the latest.
     due: Option<Instant>,
@@ -299,6 +301,7 @@ impl Reactor {
             conn.readable |= event.is_readable() || event.is_read_closed() || closed;
             conn.read_closed |= event.is_read_closed() || closed;
             conn.writable |= event.is_writable() || closed;
+            conn.gone |= closed;
             self.make_ready(token);
         }
     }
@@ -586,6 +589,7 @@ impl Reactor {
             readable: open,
             writable: open,
             read_closed: false,
+            gone: false,
             queued: false,
             due,
             timed: false,

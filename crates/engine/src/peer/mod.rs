@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tensorferry_metadata::{SegmentName, resolve_literal};
+use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{Frame, SegmentDescriptor, Version};
 
 use crate::control::{self, Question};
@@ -105,6 +105,8 @@ pub(crate) struct Pulled {
 const MAX_LOOKS: usize = 4096;
 /// How often a slice shares a lane with others after it was behind a refused one.
 const SHARED_TRIES: u8 = 4;
+/// How long whoever waits for a descriptor waits at most.
+const RESOLVED_AT_MOST: Duration = Duration::from_secs(15);
 /// How long no lane is tried after one that was of no use, at first and at most. A peer that was frozen or unreachable
 /// is back in use within a second.
 const FIRST_REST: Duration = Duration::from_millis(25);
@@ -193,8 +195,15 @@ impl Peer {
             if let Some((_, error)) = state.fetch_error.as_ref().filter(|(at, _)| *at >= begin) {
                 return Err(error.clone());
             }
+            let after = begin.elapsed();
+            if after >= RESOLVED_AT_MOST {
+                // Asking ends by itself before; the answer names a host, and that is still looked up.
+                let what = "looking up the host of its data port takes too long".to_owned();
+                let (subject, peer) = (None, Arc::clone(&self.name));
+                return Err(Error::PeerUnreachable { subject, peer, what, after });
+            }
             self.ask(&mut state);
-            // Asking ends by itself; the step is for an engine that is closed meanwhile.
+            // The step is for an engine that is closed meanwhile.
             state.askers += 1;
             let waited = self.asked.wait_timeout(state, Duration::from_millis(100));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -262,21 +271,14 @@ impl Peer {
     /// its name servers may be of the peer's choice, and answer when they like.
     fn find(self: &Arc<Self>, asked: Instant, descriptor: SegmentDescriptor) {
         let (host, is_users) = control::data_host(&descriptor, &self.address);
-        let is_literal = resolve_literal(host, descriptor.tcp_data_port).is_some();
+        let (host, port) = (host.to_owned(), descriptor.tcp_data_port);
+        let names = if is_users { &self.core.names } else { &self.core.strangers };
         let peer = Arc::clone(self);
-        let find = move || {
-            let Self { core, name, address, .. } = &*peer;
-            let route = control::find_data_port(core, name, address, asked, &descriptor);
+        names.find(&host, port, move |found| {
+            let Self { core, name, .. } = &*peer;
+            let route = control::data_route(core, name, asked, &descriptor, found);
             peer.fetched(asked, false, route);
-        };
-        if is_literal {
-            return find();
-        }
-        let core = &self.core;
-        let pool = if is_users { &core.pool } else { &core.strangers };
-        if !pool.run(find) {
-            self.fetched(asked, false, Err(Error::Closed));
-        }
+        });
     }
 
     /// The descriptor was asked for; `given_up`: nobody wanted to know it any more.

@@ -411,10 +411,16 @@ impl BatchInner {
         locked(&self.held).pins.iter().any(|pin| pin.buffer_addr() == addr)
     }
 
-    /// Whether one pin of the batch covers the range, and user space may read it, or write it.
-    pub(crate) fn pins_range(&self, addr: u64, len: u64, write: bool) -> bool {
+    /// Whether one pin of the batch covers the range, and user space may read it, or write it. `hint` remembers which:
+    /// pins are in the order of the requests, and a batch may have as many.
+    pub(crate) fn pins_range(&self, addr: u64, len: u64, write: bool, hint: &mut usize) -> bool {
         let covers = |pin: &Pin| pin.contains(addr, len) && (!write || pin.is_writable());
-        locked(&self.held).pins.iter().any(covers)
+        let held = locked(&self.held);
+        let from = (*hint).min(held.pins.len());
+        let (before, after) = held.pins.split_at(from);
+        let found = after.iter().chain(before).position(covers);
+        *hint = found.map_or(from, |at| (from + at) % held.pins.len());
+        found.is_some()
     }
 
     /// Sleeps until the batch is final, at most until `until`; whether it is.

@@ -4,10 +4,10 @@
 use std::io::Write;
 use std::time::Duration;
 
-use tensorferry::{Op, RegisterOptions};
+use tensorferry::{HostBuffer, Op, RegisterOptions};
 use tensorferry_wire::{Header, Version};
 
-use crate::common::{engine, eventually, lanes, ms, timed, within};
+use crate::common::{engine, eventually, lanes, ms, resident, timed, within};
 use crate::fake::{Answer, BASE, Fake, Raw, memory};
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Two, apart, end, submit, text};
@@ -149,13 +149,6 @@ apart! {
     }
 }
 
-/// The memory of this process in KiB.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 apart! {
     /// What arrives while no slot can be had stays where it is, in the sockets.
     fn connections_that_wait_for_a_slot_keep_little() {
@@ -169,7 +162,7 @@ apart! {
             all.extend([7; 15_000]);
         }
         sim.control.set("hang", 1);
-        let before = resident();
+        let before = resident() >> 10;
         let raws: Vec<_> = (0..300)
             .map(|_| {
                 let mut raw = Raw::connect(target.data_port());
@@ -179,13 +172,51 @@ apart! {
                 raw
             })
             .collect();
-        std::thread::sleep(ms(500));
-        let kept = resident().saturating_sub(before);
+        eventually("all are accepted", || target.stats().connections_accepted == 300);
+        // Its only thread turns to those that are ready one after the other, so that it has been at each of them.
+        let host = HostBuffer::zeroed(64).unwrap();
+        target.register_buffer(&host, &Default::default()).unwrap();
+        let mut last = Raw::connect(target.data_port());
+        for _ in 0..100 {
+            last.ask(host.addr(), 1);
+            last.bytes(9);
+        }
+        let kept = (resident() >> 10).saturating_sub(before);
         assert!(kept < 24 << 10, "{kept} KiB for {} connections", raws.len());
         sim.control.heal();
         for mut raw in raws {
             raw.stream.set_nonblocking(false).unwrap();
             assert_eq!(raw.answer(), Answer::Applied);
         }
+    }
+}
+
+apart! {
+    /// Nothing is read from it, and so nothing says by itself that it has ended.
+    fn a_connection_that_is_reset_while_it_waits_for_a_slot_is_closed() {
+        let sim = Sim::cuda();
+        let mut config = sim.add_to(lanes(1, 1));
+        (config.staging_slots, config.staging_slot_bytes) = (2, 64 << 10);
+        let target = engine(config);
+        let block = sim.alloc(MIB);
+        block.lend(&target);
+        sim.control.set("hang", 1);
+        let sockets = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = sockets();
+        let mut raws: Vec<_> = (0..20).map(|_| Raw::connect(target.data_port())).collect();
+        for raw in &mut raws {
+            raw.stream.set_nonblocking(true).unwrap();
+            // More than the slots hold.
+            let _ = raw.stream.write(&Raw::header(Op::Write, block.addr, MIB as u64));
+            let _ = raw.stream.write(&vec![1; MIB]);
+        }
+        eventually("all are accepted", || target.stats().connections_accepted == 20);
+        eventually("copies hang", || sim.control.count("copies_in_flight") > 0);
+        for raw in raws {
+            let socket = socket2::Socket::from(raw.stream);
+            socket.set_linger(Some(Duration::ZERO)).unwrap();
+        }
+        eventually("all are closed", || sockets() <= before);
+        sim.control.heal();
     }
 }
