@@ -108,6 +108,58 @@ def test_failures_are_one_error_per_second_and_method():
     good(done)
 
 
+def test_a_peer_that_fails_is_one_error_and_hides_no_other():
+    done = run("""
+    lines = keep_log()
+    engine, _ = new()
+    addr = engine.allocate_managed_buffer(4096)
+    gone = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            gone.append("127.0.0.1:%d" % listener.getsockname()[1])
+    for name in [gone[0]] * 20 + [gone[1]]:
+        assert engine.transfer_sync_write(name, addr, 4096, 77) == -1
+    last = engine.stats()["peers"][gone[0]]["last_error"]
+    assert last["code"] == 7 and last["text"].startswith("WRITE of 77 bytes to 0x1000 at " + gone[0]), last
+    errors = [text for _, level, text in lines if level == "ERROR"]
+    assert sum(gone[1] in text for text in errors) == 1, lines
+    assert 1 <= sum(gone[0] in text for text in errors) < 20, lines
+    assert "WARNING" not in {level for _, level, _ in lines}, lines
+    """)
+    good(done)
+
+
+def test_stats_say_how_each_peer_stands():
+    done = run("""
+    lines = keep_log(logging.INFO)
+    engine, own = new()
+    target, name = new()
+    local, remote = engine.allocate_managed_buffer(65536), target.allocate_managed_buffer(65536)
+    for _ in range(3):
+        assert engine.transfer_sync_write(name, local, remote, 5000) == 0
+    assert engine.batch_transfer_sync_read(name, [local] * 7, [remote] * 7, [100] * 7) == 0
+    assert engine.transfer_sync_read(own, local, local + 8192, 10) == 0
+    stats = engine.stats()
+    peers = stats["peers"]
+    assert set(peers) == {own, name}
+    peer = peers[name]
+    assert (peer["state"], peers[own]["state"]) == ("connected", "local")
+    assert (peer["bytes_written"], peer["bytes_read"], peer["requests_completed"]) == (15000, 700, 10)
+    assert peer["lanes_known"] and peer["last_error"] is None and peer["descriptor_age"] < 60
+    assert peer["requests_running"] == peer["requests_queued"] == peer["bytes_queued"] == 0
+    lane = peer["lanes"][0]
+    assert lane["version"] == 2 and lane["address"].startswith("127.0.0.1:") and lane["quiet_for"] >= 0
+    # A slice is done when its answer was received, which a waiter may see a moment before.
+    assert sum(lane["slices_done"] for lane in peer["lanes"]) in range(1, 11)
+    for counter in ("batches_submitted", "batches_completed", "requests_completed", "bytes_read", "lanes_opened"):
+        assert stats[counter] == sum(peer[counter] for peer in peers.values()), counter
+    engine.close()
+    target.close()
+    assert lines == [], lines
+    """)
+    good(done)
+
+
 def test_an_unconfigured_program_still_sees_why():
     done = run("""
     engine, name = new()

@@ -13,8 +13,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::common::{Pair, engine, eventually, lanes, ms, row, start, start_within, within};
-use crate::fake::{BASE, Fake, Gate, Link, Raw, control_only, control_request, done};
+use crate::common::{
+    Pair, engine, eventually, lanes, limit_descriptors, ms, row, start, start_within, within,
+};
+use crate::fake::{Answer, BASE, Fake, Gate, Link, Raw, control_only, control_request, done};
 use crate::faults::dead_port;
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Two, apart, end, submit};
@@ -322,5 +324,50 @@ apart! {
         assert_eq!(batch.wait().unwrap_err().code(), 11);
         eventually("it answers again", || e.peers()[0].lanes_known);
         assert_eq!(opened.load(Ordering::SeqCst), 1);
+    }
+}
+
+apart! {
+    fn running_out_of_descriptors_is_one_line() {
+        let lines = listen();
+        let target = engine(lanes(1, 1));
+        let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1;
+        let is_free = |fd: &u64| !std::path::Path::new(&format!("/proc/self/fd/{fd}")).exists();
+        let free = (0..used + 64).find(is_free).unwrap();
+        // The client takes the last one, so that there is none for its other end.
+        limit_descriptors(free + 1);
+        let mut client = Raw::connect(target.data_port());
+        eventually("it is said", || lines.count("accepting a connection failed") > 0);
+        // The listener tries again ten times a second.
+        std::thread::park_timeout(ms(350));
+        limit_descriptors(1024);
+        client.ask(4096, 1);
+        assert_eq!(client.answer(), Answer::Rejected);
+        let said = lines.take();
+        assert_eq!(said.iter().filter(|(level, _)| *level <= Level::WARN).count(), 1, "{said:?}");
+        assert!(said[0].1.contains("Too many open files"), "{said:?}");
+    }
+}
+
+apart! {
+    fn a_device_that_fails_at_the_target_is_one_line_there() {
+        let lines = listen();
+        let sim = Sim::cuda();
+        let two = Two::with(Config::default(), sim.config());
+        let remote = sim.alloc(MIB);
+        remote.lend(&two.target);
+        let local = HostBuffer::zeroed(1000).unwrap();
+        start(&two.segment, Op::Read, &local, remote.addr).wait().unwrap();
+        // Which library is used.
+        assert_eq!(lines.take().len(), 1);
+        sim.control.set("sticky", 700);
+        let error = start(&two.segment, Op::Read, &local, remote.addr).wait().unwrap_err();
+        let said = lines.take();
+        sim.control.set("sticky", 0);
+        let warnings = |part: &str| {
+            said.iter().filter(|(level, text)| *level == Level::WARN && text.contains(part)).count()
+        };
+        assert_eq!((warnings(""), warnings(&error.to_string())), (2, 1), "{said:?}");
+        assert_eq!(warnings("a READ from 127.0.0.1:"), 1, "{said:?}");
     }
 }
