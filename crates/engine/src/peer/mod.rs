@@ -434,7 +434,8 @@ impl Peer {
     /// Whether nothing is to be done for it and nothing to be watched, apart from what is on its lanes.
     pub(crate) fn is_at_rest(&self) -> bool {
         let state = self.lock();
-        let resting = state.queue.is_empty() && !state.queue.has_parked();
+        let asks = state.ask_at.is_some();
+        let resting = state.queue.is_empty() && !state.queue.has_parked() && !asks;
         drop(state);
         resting && locked(&self.notifications).is_empty()
     }

@@ -39,7 +39,8 @@ pub struct PeerStats {
     pub notifications_queued: u64,
     /// How long ago its descriptor was asked for that is in use; `None`: none is known.
     pub descriptor_age: Option<Duration>,
-    /// Until then no further lane is tried, since the last could not be made; `None`: nothing is held back.
+    /// In how long another lane is tried, since the last could not be made, or was not answered on; `None`: nothing is
+    /// held back.
     pub next_lane_in: Option<Duration>,
     /// The last failure that a caller was told of, apart from cancelling and closing.
     pub last_error: Option<LastError>,
@@ -103,7 +104,7 @@ pub enum LaneState {
     Idle,
     /// Requests are in flight.
     Busy,
-    /// Requests are in flight, and nothing has moved for a second.
+    /// Requests are in flight, and nothing has moved for a second; it takes nothing on until something does.
     Stalled,
 }
 
@@ -119,16 +120,13 @@ pub struct LastError {
     pub age: Duration,
 }
 
-/// When nothing has moved for so long on a lane that owes an answer, it is called stalled.
-const STALLED: Duration = Duration::from_secs(1);
-
 impl LaneState {
-    pub(crate) fn of(is_open: bool, in_flight: u64, quiet_for: Duration) -> Self {
+    pub(crate) fn of(is_open: bool, held: bool, in_flight: u64) -> Self {
         match () {
             () if !is_open => Self::Connecting,
             () if in_flight == 0 => Self::Idle,
-            () if quiet_for < STALLED => Self::Busy,
-            () => Self::Stalled,
+            () if held => Self::Stalled,
+            () => Self::Busy,
         }
     }
 

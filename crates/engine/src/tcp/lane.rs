@@ -230,7 +230,7 @@ impl Lane {
         LaneStats {
             address: self.peer_addr,
             version: self.version,
-            state: LaneState::of(is_open, in_flight, quiet_for),
+            state: LaneState::of(is_open, self.held, in_flight),
             closing: self.closing,
             io_thread,
             slices_in_flight: in_flight,
