@@ -99,7 +99,7 @@ counters! {
         bytes_written,
         /// Bytes that were copied within the process, because the target was this engine.
         bytes_copied_locally,
-        /// Slices that were sent again.
+        /// Slices that a connection gave back, to be sent on another; of some of them nothing had left before.
         retries,
         /// Requests that the peer refused.
         refusals,

@@ -194,8 +194,8 @@ fn forgotten_numbers() {
             }
         }
     };
-    // Until as many are remembered as ever will be, and the allocator has all that it needs for them.
-    run(300_000);
+    // Until as many are remembered as ever will be, and the allocator has found out which holes that leaves.
+    run(400_000);
     let before = resident();
     run(100_000);
     let grown = resident().saturating_sub(before) >> 10;
