@@ -258,6 +258,13 @@ def swallow(sock: socket.socket) -> None:
         pass
 
 
+def acknowledge(sock: socket.socket) -> None:
+    """Serves v2 WRITEs: takes each, puts it nowhere and says that it is applied."""
+    while len(head := receive(sock, 24)) == 24:
+        receive(sock, struct.unpack("<Q", head[:8])[0])
+        sock.sendall(status_frame(0))
+
+
 def hang_up_in_body(sock: socket.socket) -> None:
     """Reads a header and the beginning of what follows, then resets the connection."""
     receive(sock, 24)

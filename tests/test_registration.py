@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from peers import OURS, PEER, EngineProcess, as_tuple, numpy_array, raw_bytes, slack, wait_until
-from raw import V2, WRITE, DataClient, descriptor, header
+from raw import V2, WRITE, DataClient, FakeTarget, acknowledge, descriptor, header
 
 MANY = 20_000
 
@@ -153,6 +154,19 @@ def test_d12_an_initiator_with_twenty_thousand_regions(kind):
         call = initiator.te("transfer_sync_write", target.name, near, far, 64)
         assert call.value == 0 and call.seconds <= 1.0 * slack(), call
         assert target.do("check", name="mem", background=1, patches=[(0, 2, 0, 64)]) == []
+
+
+@pytest.mark.parametrize("limit, taken", [(None, False), (32 << 20, True)], ids=["16-MiB", "raised"])
+def test_d12_a_descriptor_that_is_too_long(limit, taken):
+    """It is an error that names the peer and both lengths, unless the limit was raised."""
+    with EngineProcess(OURS, {"MC_HANDSHAKE_MAX_LENGTH": str(limit)} if limit else {}) as initiator, FakeTarget(acknowledge) as fake:
+        initiator.open()
+        near = initiator.alloc("mem", 4096, seed=2, register=True)
+        fake.metadata = json.dumps(fake.descriptor).encode().ljust(16 << 20)
+        call = initiator.te_fresh("transfer_sync_write", fake.name, near, 0x20000, 64)
+        assert call.value == (0 if taken else -1), call
+        if not taken:
+            assert all(text in call.error for text in (fake.name, "16777217 bytes", "1 to 16777216")), call
 
 
 @pytest.mark.parametrize("unknown", [0, 1], ids=["unknown-first", "unknown-last"])

@@ -23,6 +23,7 @@ const LEN: usize = MOST_REQUESTS * (MOST_LEN + GUARD) + GUARD;
 const UNTOUCHED: u8 = 0xa5;
 const REMOTE: u64 = 1 << 40;
 
+static CLEAN: [u8; LEN] = [UNTOUCHED; LEN];
 static MEMORY: LazyLock<Mutex<HostBuffer>> =
     LazyLock::new(|| Mutex::new(HostBuffer::zeroed(LEN).expect("there is so much memory")));
 
@@ -34,7 +35,6 @@ pub fn replies(input: &[u8]) {
     let count = if is_v1 { 1 } else { 1 + usize::from(*kind) % MOST_REQUESTS };
     let Some((asked, stream)) = rest.split_at_checked(3 * count) else { return };
     let memory = locked(&MEMORY);
-    memory.write(0, &[UNTOUCHED; LEN]);
     let version = if is_v1 { Version::V1 } else { Version::V2 };
     let mut end = Initiator::new(&memory, version, asked);
     end.run(stream, Cuts::new(*seed), seed & 0x40 != 0);
@@ -89,6 +89,7 @@ impl<'m> Initiator<'m> {
             end.asked.push(Asked { op, at, len, batch });
             at += len + GUARD;
         }
+        memory.write(0, &CLEAN[..at]);
         end.lane.take_over(&mut end.half);
         end
     }
@@ -200,7 +201,7 @@ impl<'m> Initiator<'m> {
                 assert!(answer.is_none() || !self.all_left_first, "the answer to {i} was lost");
             }
         }
-        assert!(self.memory.read(at, LEN - at).iter().all(|b| *b == UNTOUCHED), "memory behind");
+        assert!(self.memory.read(at, GUARD).iter().all(|b| *b == UNTOUCHED), "memory behind");
     }
 }
 
