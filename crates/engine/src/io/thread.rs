@@ -507,16 +507,21 @@ impl Reactor {
                 }
             }
             Role::Control => {
-                let busy = self.each().filter(|c| matches!(c.kind, Kind::Control(_))).count();
-                if busy < MAX_CONTROL.min(most_connections() / 2) {
-                    let due = self.now + ControlConn::PATIENCE;
-                    let kind = Kind::Control(ControlConn::new(&self.core));
-                    self.add(socket, kind, true, Some(due));
-                } else {
+                let controls = || self.each().filter(|c| matches!(c.kind, Kind::Control(_)));
+                let busy = controls().count();
+                if busy >= MAX_CONTROL.min(most_connections() / 2) {
+                    // An exchange takes milliseconds: who has been here for longest is most likely nobody's client.
+                    let oldest = controls().min_by_key(|c| c.due).map(|c| c.token);
                     self.core.log.warn(Line::ControlCrowd, "", || {
-                        format!("{busy} control connections are open; one more is refused")
+                        format!("{busy} control connections are open; the oldest makes room")
                     });
+                    if let Some(conn) = oldest.and_then(|token| self.take(token)) {
+                        self.close(conn);
+                    }
                 }
+                let due = self.now + ControlConn::PATIENCE;
+                let kind = Kind::Control(ControlConn::new(&self.core));
+                self.add(socket, kind, true, Some(due));
             }
         }
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use tensorferry::{Config, HostBuffer, Op, RegisterOptions};
 
 use crate::common::{
-    Beside, alone, engine, eventually, lanes, limit_descriptors, ms, resident, start, tell,
+    Beside, alone, engine, eventually, lanes, limit_descriptors, ms, resident, start, tell, timed,
     until_dismissed,
 };
-use crate::fake::{BASE, Fake, Raw, vanish};
+use crate::fake::{BASE, Fake, Raw, done, vanish};
 
 const CLIENTS: usize = 200;
 const DESCRIPTORS: u64 = 64;
@@ -101,6 +101,72 @@ fn clients_that_never_ask_for_anything_keep_nobody_out() {
     // One that is served is not taken for one of them.
     client.ask(receiver.addr, 1);
     client.stream.read_exact(&mut [0; 9]).unwrap();
+}
+
+/// Were newcomers refused, whoever holds connections without a word could keep everybody out.
+#[test]
+fn a_crowd_at_the_control_port_keeps_nobody_out() {
+    let receiver = Receiver::start();
+    let initiator = engine(Config::default());
+    let name = format!("127.0.0.1:{}", receiver.control);
+    let mut crowd = Vec::new();
+    let ((), took) = timed(|| {
+        for _ in 0..5 {
+            for i in 0..DESCRIPTORS {
+                let mut stranger = Raw::connect(receiver.control).stream;
+                // It may have had to make room before it has said a word.
+                done(stranger.write_all(&[9, 0, 0][..(i % 3) as usize]));
+                crowd.push(stranger);
+            }
+            initiator.probe(&name).unwrap();
+        }
+        initiator.open(&name).unwrap();
+    });
+    assert!(took < ms(4000), "strangers had to leave by themselves: {took:?}");
+}
+
+#[test]
+fn a_connection_that_says_little_costs_little() {
+    alone("sockets::connections_that_say_little");
+}
+
+/// What an engine may hold for each of them, the kernel's part aside.
+const LITTLE: u64 = 2 << 10;
+
+#[test]
+#[ignore = "counts memory of the process, so it is started by itself"]
+fn connections_that_say_little() {
+    // Both ends are here, and an engine spares some descriptors.
+    limit_descriptors(4096);
+    const EACH: usize = 400;
+    let e = engine(lanes(1, 2));
+    let memory = HostBuffer::zeroed(4096).unwrap();
+    e.register_buffer(&memory, &RegisterOptions::default()).unwrap();
+    let whole = Raw::header(Op::Read, memory.addr(), 1);
+    let crowd = |says: &[u8]| -> Vec<Raw> {
+        let open = |_| {
+            let mut client = Raw::connect(e.data_port());
+            client.send(says);
+            client
+        };
+        (0..EACH).map(open).collect()
+    };
+    // The first ones cost what all have in common.
+    let mut kept = vec![crowd(&whole)];
+    kept[0].iter_mut().for_each(|client| drop(client.bytes(9)));
+    for (what, says) in [("nothing", &[][..]), ("half a header", &whole[..13]), ("READs", &whole)] {
+        let before = (resident(), e.stats().connections_accepted);
+        kept.push(crowd(says));
+        let all = before.1 + EACH as u64;
+        eventually("they are taken", || e.stats().connections_accepted >= all);
+        // Whoever comes behind them is served when they have been looked at.
+        let mut last = Raw::connect(e.data_port());
+        last.ask(memory.addr(), 1);
+        last.bytes(9);
+        let each = resident().saturating_sub(before.0) / EACH as u64;
+        eprintln!("a connection that says {what} costs {each} bytes");
+        assert!(each <= LITTLE, "{what}: {each} bytes each");
+    }
 }
 
 #[test]
