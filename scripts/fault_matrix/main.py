@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="100 repeats of each cell instead of 5, and the long gaps")
     parser.add_argument("--only", metavar="TEXT", default="", help="only cells with this in their name, such as R5: or SIGSTOP")
     parser.add_argument("--json", metavar="FILE", help="write what was seen there")
-    parser.add_argument("--jobs", metavar="N", type=int, default=6, help="how many cells run at the same time (6)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=10, help="how many cells run at the same time (10)")
     return parser.parse_args()
 
 

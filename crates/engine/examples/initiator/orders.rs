@@ -62,7 +62,7 @@ struct Outcome {
     codes: BTreeMap<u32, usize>,
     /// Entries that have no result although the batch is final, or had another one when asked again.
     undecided: usize,
-    /// A text of a failure that does not name the peer, or, of one entry alone, the operation and the length.
+    /// A text of a failure that does not name the peer, the operation and the length.
     vague: Option<String>,
     /// The text of the first failure.
     text: Option<String>,
@@ -219,10 +219,8 @@ impl Wanted {
             Op::Read => "READ",
             Op::Write => "WRITE",
         };
-        // These two are about the peer, for whatever was asked of it.
-        let of_all = matches!(error, Error::PeerUnreachable { .. } | Error::BadAnswer { .. });
         let what = format!("{op} of {} bytes", self.len);
-        text.contains(&self.peer) && (of_all || text.contains(&what))
+        text.contains(&self.peer) && text.contains(&what)
     }
 }
 
