@@ -45,3 +45,14 @@ def test_a_cell_that_does_not_exist_is_an_error():
     if "needs a network namespace" in done.stderr:
         pytest.skip(f"skipped: {done.stderr.strip()}")
     assert done.returncode == 2 and "no cell" in done.stderr, done
+
+
+def test_every_cell_is_in_the_documentation():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from fault_matrix.cells import FAULTS
+    finally:
+        sys.path.pop(0)
+    text = (ROOT / "docs" / "faults.md").read_text()
+    missing = [fault.name for fault in FAULTS for op in ("READ", "WRITE", "batch of 1,000") if f"| {fault.name}, {op}, ours " not in text]
+    assert not missing, missing

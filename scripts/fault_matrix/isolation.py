@@ -13,6 +13,8 @@ from .ends import OLD, Holes, Target
 from .report import Row
 
 LENGTH, QUEUED, QUEUED_LENGTH = 64 << 10, 64, 1 << 20
+#: How much of a processor the initiator may take while it does nothing but wait for the two; it is looked at so long.
+BUSY, WATCHED = 0.1, 1.0
 #: Of the rate alone, and of the p99 alone. A busy machine gets a wider gate: what starves is far outside of it.
 RATE, P99 = 0.9, 2.0
 GATE_RATE, GATE_P99 = 0.5, 5.0
@@ -28,6 +30,7 @@ def isolation(full: bool, kind: str, holes: Holes) -> Row:
         here = initiator.do("alloc", name="mem", size=QUEUED_LENGTH)
         initiator.do("fill", name="mem", seed=OLD)
         measured: list[tuple[dict, dict]] = []
+        busy = 0.0
         for pair in range(pairs):
             engine = f"e{pair}"
             initiator.open(engine)
@@ -46,24 +49,28 @@ def isolation(full: bool, kind: str, holes: Holes) -> Row:
                     os.kill(stopped.pid, signal.SIGSTOP)
                 order = {"target": f"127.0.0.1:{port}", "local": "mem", "remote": remote, "length": QUEUED_LENGTH, "count": QUEUED}
                 initiator.do("submit_many", engine=engine, **order)
+            before = initiator.do("usage")["cpu"]
+            initiator.do("rest", seconds=WATCHED)
+            busy = max(busy, (initiator.do("usage")["cpu"] - before) / WATCHED)
             beside = run(initiator, seconds, steady)
             measured.append((alone, beside))
             os.kill(stopped.pid, signal.SIGKILL)
             initiator.do("drop_engine", engine=engine)
-    return judge(row, measured, full)
+    row.expect(busy < BUSY, f"the initiator took {busy:.0%} of a processor to wait for peers that are dead")
+    return judge(row, measured, full, busy)
 
 
 def run(initiator: Target, length: float, steady: dict) -> dict:
     return initiator.do("steady_writes", length + 60, **{**steady, "seconds": length})
 
 
-def judge(row: Row, measured: list[tuple[dict, dict]], full: bool) -> Row:
+def judge(row: Row, measured: list[tuple[dict, dict]], full: bool, busy: float) -> Row:
     rate = statistics.median(beside["rate"] / alone["rate"] for alone, beside in measured)
     p99 = statistics.median(beside["p99"] / alone["p99"] for alone, beside in measured)
     speed = statistics.median(alone["rate"] for alone, _ in measured)
     failed = [text for pair in measured for one in pair for text in one["failed"]]
     row.states = {"measured": len(measured)}
-    row.measured = f"rate × {rate:.2f} of {speed / 1e6:.0f} MB/s, p99 × {p99:.2f}"
+    row.measured = f"rate × {rate:.2f} of {speed / 1e6:.0f} MB/s, p99 × {p99:.2f}; waiting alone took {busy:.1%} of a processor"
     least, most = (RATE, P99) if full else (GATE_RATE / slack(), GATE_P99 * slack())
     row.expect(rate >= least, f"the rate is × {rate:.2f}, and the limit is {least:.2f}")
     row.expect(p99 <= most, f"the p99 is × {p99:.2f}, and the limit is {most:.1f}")

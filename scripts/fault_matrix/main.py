@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,9 @@ def main() -> int:
         os.environ[INSIDE] = "1"
         os.execvp(prefix[0], [*prefix, sys.executable, *sys.argv])
     ip("link", "set", "lo", "up")
+    # Each of a hundred peers has some connections at either end.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     setting = Setting(given.full, given.only, given.jobs)
     print(f"{machine()}\n`scripts/faults {' '.join(sys.argv[1:])}`")
     rows: list[Row] = []
