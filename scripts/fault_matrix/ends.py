@@ -173,6 +173,9 @@ class Holes:
         ip("addr", "add", f"{address}/32", "dev", "lo")
 
 
+HOLES = Holes()
+
+
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, timeout=30, capture_output=True)
 

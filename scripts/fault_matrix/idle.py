@@ -62,7 +62,7 @@ def name_of(group, kind: str) -> str:
 def judge(group, kind: str, result: dict, ended: int) -> Row:
     gap, peers, cycles, how = group
     times = sorted(result["seconds"])
-    row = Row("R5", name_of(group, kind).partition(": ")[2], len(times))
+    row = Row("R5", len(times), name_of(group, kind).partition(": ")[2])
     row.states = {"Completed": len(times) + peers - len(result["failed"])}
     row.first, row.latest = times[0], times[-1]
     p99 = times[len(times) * 99 // 100]

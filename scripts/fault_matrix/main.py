@@ -15,7 +15,7 @@ from peers import PEER, why_absent
 
 from . import dropin, idle, isolation, matrix, ports, quiet, restarts
 from .cells import FAULTS
-from .ends import Holes, build, ip, namespace_prefix
+from .ends import build, ip, namespace_prefix
 from .report import Row, print_table, save
 
 ABOUT = """
@@ -55,15 +55,16 @@ def arguments() -> argparse.Namespace:
 
 
 def run_cells(setting: Setting, cells: list[tuple[str, object]], jobs: int | None = None) -> list[Row]:
-    """Runs cells, some at a time; each is a name and a function that returns its row."""
+    """Runs cells, some at a time; each is its section and name, and a function that returns its row."""
 
     def one(cell) -> Row:
-        name, body = cell
+        (section, _, name), body = cell[0].partition(": "), cell[1]
         try:
-            return body()
+            row = body()
         except Exception as error:  # a cell that cannot be run has not held
-            section, _, name = name.partition(": ")
-            return Row(section, name, 0, wrong=[f"{type(error).__name__}: {error}"])
+            row = Row(section, 0, wrong=[f"{type(error).__name__}: {error}"])
+        row.cell = name
+        return row
 
     wanted = [cell for cell in cells if setting.wants(cell[0])]
     with ThreadPoolExecutor(jobs or setting.jobs) as pool:
@@ -79,7 +80,7 @@ def matrix_rows(setting: Setting) -> list[Row]:
         for kind in setting.kinds()
     ]
     cells += [
-        (f"R2: no limit given, {kind}", lambda kind=kind: dropin.no_limit_given(setting.full, kind)) for kind in setting.kinds()
+        (f"R2: no limit given, through Python, {kind}", lambda kind=kind: dropin.no_limit_given(setting.full, kind)) for kind in setting.kinds()
     ]
     try:
         return run_cells(setting, cells)
@@ -94,9 +95,10 @@ def idle_rows(setting: Setting) -> list[Row]:
 
 def port_rows(setting: Setting) -> list[Row]:
     cells = [
-        (f"R6: 100 ports, {kind}", lambda kind=kind: ports.few_ports(setting.full, kind)) for kind in setting.kinds()
+        (f"R6: 100 ports for {ports.THREADS} threads and {ports.PEERS} peers, {kind}", lambda kind=kind: ports.few_ports(setting.full, kind))
+        for kind in setting.kinds()
     ]
-    cells.append((f"R6: {ports.FILES} descriptors", lambda: ports.few_files(setting.full)))
+    cells.append((f"R6: {ports.CLIENTS} clients of {ports.FILES} descriptors, ours", ports.few_files))
     # What they count is the whole namespace's.
     return run_cells(setting, cells, jobs=1)
 
@@ -104,20 +106,23 @@ def port_rows(setting: Setting) -> list[Row]:
 def restart_rows(setting: Setting) -> list[Row]:
     cells = []
     for kind in setting.kinds():
-        cells.append((f"R7: restarts, {kind}", lambda kind=kind: restarts.restarts(setting.full, kind)))
-        cells.append((f"R7: first contact, {kind}", lambda kind=kind: restarts.first_contact(kind)))
+        cells.append((f"R7: killed and restarted while a writer runs, {kind}", lambda kind=kind: restarts.restarts(setting.full, kind)))
+        cells.append((f"R7: not up at first contact, {kind}", lambda kind=kind: restarts.first_contact(kind)))
     return run_cells(setting, cells)
 
 
 def quiet_rows(setting: Setting) -> list[Row]:
-    cells = [(f"R8: cancels, {kind}", lambda kind=kind: quiet.cancels(setting.full, kind)) for kind in setting.kinds()]
-    cells += [(f"R8: unregister, {op}", lambda op=op: quiet.revoke_in_use(op)) for op in ("read", "write")]
+    cancels = "R8: WRITEs of 32 MiB cancelled at random moments"
+    cells = [(f"{cancels}, {kind}", lambda kind=kind: quiet.cancels(setting.full, kind)) for kind in setting.kinds()]
+    cells += [(f"R8: unregister while 8 {op.upper()}s run, ours", lambda op=op: quiet.revoke_in_use(op)) for op in ("read", "write")]
     return run_cells(setting, cells, jobs=1)
 
 
 def isolation_rows(setting: Setting) -> list[Row]:
-    holes = Holes()
-    cells = [(f"R13: isolation, {kind}", lambda kind=kind: isolation.isolation(setting.full, kind, holes)) for kind in setting.kinds()]
+    cells = [
+        (f"R13: 2 peers beside a blackholed and a stopped one, {kind}", lambda kind=kind: isolation.isolation(setting.full, kind))
+        for kind in setting.kinds()
+    ]
     return run_cells(setting, cells, jobs=1)
 
 

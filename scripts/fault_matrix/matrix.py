@@ -13,7 +13,7 @@ from peers import slack, wait_until
 from relay import Relay
 
 from .cells import Fault
-from .ends import CANARY, NEW, OLD, Holes, Initiator, Target
+from .ends import CANARY, NEW, HOLES, OLD, Initiator, Target
 from .report import CODES, Row, kinds
 
 DEADLINE_MS = 2000
@@ -28,11 +28,10 @@ OPS = {"READ": ("read", 1), "WRITE": ("write", 1), "batch of 1,000": ("both", 10
 
 
 class Shared:
-    """What cells share: a target of each kind behind all relays, and the holes of the network."""
+    """What cells share: a target of each kind behind all relays."""
 
     def __init__(self, repeats: int):
         self.repeats = repeats
-        self.holes = Holes()
         self.targets: dict[str, tuple[Target, int]] = {}
         self.lock = threading.Lock()
         self.ports = iter(range(20_000, 32_000, 2))
@@ -99,7 +98,7 @@ class Scene:
             return
         host = "127.0.0.1"
         if fault.hole:
-            self.hole = host = self.shared.holes.address()
+            self.hole = host = HOLES.address()
         for engine in engines:
             ports = self.shared.pair_of_ports()
             self.ports.append((self.target.open(engine, host, ports), ports))
@@ -156,7 +155,7 @@ class Scene:
             for order in fault.healing:
                 self.tell(order)
         elif fault.hole:
-            self.shared.holes.heal(self.hole)
+            HOLES.heal(self.hole)
         elif fault.signal == signal.SIGSTOP:
             os.kill(self.target.pid, signal.SIGCONT)
         else:
@@ -188,9 +187,8 @@ def state_of(pid: int) -> str:
 
 def run_cell(shared: Shared, fault: Fault, kind: str, op_name: str) -> Row:
     op, count = OPS[op_name]
-    cell = f"{fault.name}, {op_name}, {kind}"
-    row = Row("R2", cell, shared.repeats)
-    scene = Scene(shared, fault, kind, op, count, id=cell)
+    row = Row("R2", shared.repeats)
+    scene = Scene(shared, fault, kind, op, count, id=f"{fault.name}, {op_name}")
     began = time.monotonic()
     try:
         scene.prepare()

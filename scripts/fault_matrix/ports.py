@@ -58,7 +58,7 @@ class Samples:
 def few_ports(full: bool, kind: str) -> Row:
     """Many transfers where only a hundred connections can be made."""
     count = 20_000 if full else 4_000
-    row = Row("R6", f"{count} transfers, {THREADS} threads, {PEERS} peers, 100 ports, {kind}", count)
+    row = Row("R6", count)
     with open(RANGE) as file:
         before = file.read()
     with ExitStack() as ends:
@@ -97,9 +97,9 @@ def set_range(ports: str) -> None:
         file.write(ports)
 
 
-def few_files(full: bool) -> Row:
+def few_files() -> Row:
     """More clients than the receiver may have descriptors: those it has no room for wait, and it is at rest."""
-    row = Row("R6", f"{CLIENTS} clients of a receiver with {FILES} descriptors", CLIENTS)
+    row = Row("R6", CLIENTS)
     with ExitStack() as ends:
         target = ends.enter_context(Target("ours"))
         control = target.open("main")

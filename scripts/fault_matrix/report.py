@@ -26,8 +26,8 @@ class Row:
     """A cell: what was done, how often, and what became of it."""
 
     section: str
-    cell: str
     repeats: int
+    cell: str = ""
     states: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     first: float | None = None

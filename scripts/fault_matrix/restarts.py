@@ -49,7 +49,7 @@ class Name:
 
 def restarts(full: bool, kind: str) -> Row:
     times = 50 if full else 5
-    row = Row("R7", f"killed and restarted {times} times while a writer runs, {kind}", times)
+    row = Row("R7", times)
     with ExitStack() as ends:
         initiator = ends.enter_context(Target("ours"))
         initiator.open("main")
@@ -105,7 +105,7 @@ def leaks(initiator: Target, before: int) -> int:
 
 def first_contact(kind: str) -> Row:
     """A peer that is asked for before it is up."""
-    row = Row("R7", f"not up at first contact, {kind}", 1)
+    row = Row("R7", 1)
     with ExitStack() as ends:
         initiator = ends.enter_context(Target("ours"))
         initiator.open("main")
