@@ -500,7 +500,7 @@ def batches_after_gaps(state, groups, local, remote, length, count, engine="main
     running = []
     for group, result in zip(groups, results):
         # Not all at once: what is measured is one transfer and not the crowd.
-        step = min(group["gap"], 2) / len(group["targets"])
+        step = min(group["gap"], 20) / len(group["targets"])
         for n, target in enumerate(group["targets"]):
             running.append(threading.Thread(target=run, args=(group, result, target, n * step)))
     for thread in running:
