@@ -306,6 +306,9 @@ def logs(state, clear=False):
 
 
 def COMMANDS(name):  # noqa: N802
+    module, colon, function = name.rpartition(":")
+    if colon:
+        return getattr(importlib.import_module(module), function)
     own = globals().get(name)
     if callable(own) and getattr(own, "__module__", None) == __name__:
         return own
