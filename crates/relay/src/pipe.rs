@@ -61,7 +61,7 @@ impl Purse {
     fn fill(&mut self, now: Instant, rate: u64) {
         let earned = now.duration_since(self.at).as_nanos() * u128::from(rate);
         let most = u128::from((rate / 100).max(1)) * A_BYTE;
-        (self.credit, self.at) = ((self.credit + earned).min(most), now);
+        (self.credit, self.at) = ((self.credit + earned).min(most), self.at.max(now));
     }
 }
 
@@ -213,5 +213,99 @@ impl Pipe {
 
     pub(crate) fn spoilt(&self) -> u64 {
         self.spoilt
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::Way;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    /// How many bytes leave by the end of so many milliseconds, if the receiver takes all it is given.
+    fn given_by(pipe: &mut Pipe, from: Instant, until: u64) -> u64 {
+        let mut now = from;
+        loop {
+            match pipe.next(now) {
+                Next::Send(n) => pipe.sent(n),
+                Next::Wait(at) if at <= from + ms(until) => now = at,
+                _ => return pipe.given(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_rate_holds_from_the_first_byte_on_and_after_a_pause() {
+        for rate in [1, 3, 1000, 1_000_000] {
+            let from = Instant::now();
+            let mut pipe = Pipe::new(Rule::new(Way::Both).rate(rate));
+            pipe.take(from, &vec![7; 3_000_000]);
+            // The first byte is free, and a hundredth of a second's worth may be in hand.
+            let most = |ms: u64| 1 + rate * ms / 1000 + (rate / 100).max(1);
+            let least = |ms: u64| rate * ms / 1000;
+            for until in [0, 999, 1000, 2000] {
+                let given = given_by(&mut pipe, from, until);
+                assert!(
+                    (least(until)..=most(until)).contains(&given),
+                    "{rate}: {given} by {until}"
+                );
+            }
+            // For three seconds nobody asks: that is not made up for.
+            let before = pipe.given();
+            let Next::Send(n) = pipe.next(from + ms(5000)) else { panic!("it is time") };
+            pipe.sent(n);
+            assert!(pipe.given() - before <= (rate / 100).max(1));
+        }
+    }
+
+    #[test]
+    fn bytes_leave_when_they_are_due_and_in_order() {
+        let from = Instant::now();
+        let mut pipe = Pipe::new(Rule::new(Way::Both).delay(ms(20)));
+        pipe.take(from, b"ab");
+        pipe.take(from + ms(5), b"c");
+        assert_eq!(pipe.next(from + ms(19)), Next::Wait(from + ms(20)));
+        assert_eq!(pipe.next(from + ms(20)), Next::Send(2));
+        pipe.sent(2);
+        assert_eq!(pipe.next(from + ms(20)), Next::Wait(from + ms(25)));
+        pipe.end(Ended::Closed);
+        assert_eq!(pipe.next(from + ms(24)), Next::Wait(from + ms(25)));
+        pipe.sent(1);
+        assert_eq!(pipe.next(from + ms(25)), Next::Over(Ended::Closed));
+    }
+
+    #[test]
+    fn what_is_held_has_a_bound() {
+        for (rule, bound) in
+            [(Rule::default(), HELD), (Rule::default().delay(ms(1)), HELD + UNDER_WAY)]
+        {
+            let mut pipe = Pipe::new(rule);
+            let mut held = 0;
+            while pipe.room() > 0 {
+                let room = pipe.room();
+                pipe.take(Instant::now(), &vec![0; room]);
+                held += room;
+            }
+            assert_eq!(held, bound);
+        }
+    }
+
+    #[test]
+    fn an_end_comes_after_its_bytes_and_what_is_behind_them_does_not_leave() {
+        let now = Instant::now();
+        let mut pipe = Pipe::new(Rule::new(Way::Both).after(3, End::Fin));
+        pipe.take(now, b"abcdef");
+        assert_eq!(pipe.next(now), Next::Send(3));
+        pipe.sent(2);
+        assert_eq!(pipe.next(now), Next::Send(1));
+        pipe.sent(1);
+        assert_eq!(pipe.next(now), Next::Reached(End::Fin));
+        pipe.stop();
+        assert_eq!((pipe.next(now), pipe.room()), (Next::Nothing, 0));
+        pipe.set_rule(Rule::default());
+        assert_eq!(pipe.next(now), Next::Send(3));
     }
 }
