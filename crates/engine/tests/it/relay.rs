@@ -179,13 +179,15 @@ fn a_connection_cut_anywhere_completes_nothing_that_is_not_in_place() {
 fn distance_costs_a_batch_no_round_trip_per_block() {
     const BLOCK: usize = 128 << 10;
     const ALL: usize = 512 * BLOCK;
+    // Every block is another part of it.
+    let stock = pattern(BLOCK + 512, 1);
+    let bytes = (0..512).map(|i| &stock[i..i + BLOCK]).collect::<Vec<_>>().concat();
     for lanes_per_peer in [1, 4] {
         let stand = Stand::new(ALL, 1, lanes(lanes_per_peer, 1));
         let late = Rule::new(Way::Both).delay(ms(2));
         stand.relay.rule(late.clone()).unwrap();
         stand.relay.rule(late.port(Port::Control)).unwrap();
         let segment = stand.open(0);
-        let bytes = pattern(ALL, 1);
         let local = buffer(&bytes);
         // Makes the connections, and the memory.
         segment
