@@ -329,7 +329,7 @@ class Worker(threading.Thread):
             load.problem(f"{what}: returned {code}")
         if code != 0:
             found = EXPECTED.search(self.error or "")
-            if self.local.gpu and crowd() > 2 and STARVED.search(self.error or ""):
+            if self.local.gpu and crowd() > 1 and STARVED.search(self.error or ""):
                 # That copy may still touch local memory.
                 found = STARVED.search(self.error)
                 load.ending.wait(3)
@@ -464,6 +464,9 @@ def finish(state, seconds):
         worker.join(seconds)
         if worker.is_alive():
             load.problem("a thread has not ended")
+    starved = sum(count for kind, count in load.kinds.items() if STARVED.fullmatch(kind))
+    if starved > 5 + sum(tally.batches for tally in load.tallies) // 200:
+        load.problem(f"copies did not end in {starved} batches, which is more than a crowded machine explains")
     return so_far(state)
 
 
