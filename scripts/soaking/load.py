@@ -47,6 +47,8 @@ class Arena:
         self.write(0, np.zeros(size, dtype=np.uint8))
 
     def read(self, at: int, length: int) -> np.ndarray:
+        if length == 0:
+            return np.empty(0, dtype=np.uint8)
         if not self.gpu:
             return self.view[at : at + length]
         image = np.empty(length, dtype=np.uint8)
@@ -54,6 +56,8 @@ class Arena:
         return image
 
     def write(self, at: int, image: np.ndarray) -> None:
+        if len(image) == 0:
+            return
         if self.gpu:
             assert self.state.gpu.write(self.address + at, image.ctypes.data, len(image)) == 0
         else:
@@ -229,7 +233,7 @@ class Worker(threading.Thread):
         rng, room = self.rng, self.local.size
         kind = rng.random()
         if kind < 0.35:
-            lengths = [rng.randrange(1, 4096) for _ in range(rng.randrange(1, 1001))]
+            lengths = [rng.randrange(4096) for _ in range(rng.randrange(1, 1001))]
         elif kind < 0.65:
             lengths = [rng.choice([1, 7, 24, 4095, 4096, 16384])] * rng.randrange(1, 200)
         elif kind < 0.92:
