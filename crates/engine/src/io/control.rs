@@ -61,6 +61,7 @@ impl Reactor {
                 });
                 Fate::Close
             }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Fate::Again,
             Err(e) => {
                 tracing::debug!("a control connection ends: {e}");
                 Fate::Close
