@@ -227,6 +227,12 @@ impl Core {
         true
     }
 
+    /// Bytes of bookkeeping of all batches that are not final.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self) -> usize {
+        self.queued.total.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn release(&self, used: &AtomicUsize, requests: usize) {
         let bytes = requests * REQUEST_BYTES;
         used.fetch_sub(bytes, Ordering::SeqCst);
@@ -336,6 +342,10 @@ impl Queued {
 
 /// Sixty-four bits that differ from engine to engine.
 pub(crate) fn random() -> u64 {
+    #[cfg(test)]
+    if let Some(simulated) = crate::sim::random() {
+        return simulated;
+    }
     RandomState::new().hash_one(SystemTime::now())
 }
 

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tensorferry_gpu::{DeviceId, Discovery, Location};
 use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{DEFAULT_SEND_LIMIT, Notification};
 
 use crate::bind::bind;
+use crate::clock;
 use crate::config::{Config, Notice};
 use crate::control;
 use crate::core::Core;
@@ -99,6 +100,20 @@ impl Engine {
             engine.inner.threads().push(thread);
         }
         Ok(engine)
+    }
+
+    /// An engine whose threads somebody else runs.
+    #[cfg(test)]
+    pub(crate) fn simulated(core: Arc<Core>) -> Result<Self> {
+        let local = Local::new(Arc::clone(&core))?;
+        let (peers, threads, batches) = Default::default();
+        Ok(Self { inner: Arc::new(Inner { core, local, peers, threads, batches }) })
+    }
+
+    /// The peers whose segments were opened.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> Vec<Arc<Peer>> {
+        self.inner.peers.all()
     }
 
     /// The segment name that peers open: `host:port`.
@@ -416,7 +431,7 @@ impl Segment {
                 .take_in(notification.clone())
                 .map_err(|why| Error::NotifyFailed { peer: Arc::clone(&self.name), why }),
             Target::Peer(peer) => {
-                let deadline = Instant::now() + core.config.transfer_timeout.min(FOREVER);
+                let deadline = clock::now() + core.config.transfer_timeout.min(FOREVER);
                 control::notify(core, (&self.name, peer.address()), notification, deadline)
                     .inspect(|()| peer.account.metrics.notifications_sent.add(1))
                     .inspect_err(|error| peer.account.told(&core.log, &self.name, error))
@@ -434,7 +449,7 @@ impl Segment {
         core.check_usable()?;
         let bytes = check_requests(&requests)?;
         options.notification.as_ref().map_or(Ok(()), check_size)?;
-        let started = Instant::now();
+        let started = clock::now();
         let timeout = options.timeout.unwrap_or_else(|| core.config.default_timeout(bytes));
         let deadline = started + timeout.min(FOREVER);
         let wait_until = match options.on_full {

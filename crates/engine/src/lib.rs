@@ -26,6 +26,7 @@
 #![deny(clippy::print_stderr)]
 
 mod bind;
+mod clock;
 mod config;
 mod control;
 mod core;
@@ -42,6 +43,8 @@ mod metrics;
 mod peer;
 mod peers;
 mod registry;
+#[cfg(test)]
+mod sim;
 mod staging;
 mod sync;
 mod tcp;

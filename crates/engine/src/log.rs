@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use crate::sync::locked;
 
 /// The target of lines about what a caller is told as well.
@@ -79,7 +80,7 @@ impl Log {
 
     fn say(&self, level: Level, kind: Kind, who: &str, text: impl FnOnce() -> String) {
         // The lock is given back before the line goes to a subscriber, which may take long.
-        let Some(unsaid) = self.turn(kind, who, Instant::now()) else { return };
+        let Some(unsaid) = self.turn(kind, who, clock::now()) else { return };
         let mut text = text();
         if unsaid > 0 {
             text += &format!(" ({unsaid} more lines of this kind were not logged)");

@@ -177,6 +177,33 @@ fn kernel_copy(from: Span, to: Span) -> io::Result<()> {
     }
 }
 
+/// Copies what the span names, in place of the kernel; false where nothing is ever mapped.
+#[cfg(test)]
+pub(crate) fn copy_from(span: Span, bytes: &mut Vec<u8>) -> bool {
+    if span.addr < NEVER_MAPPED || span.len == 0 {
+        return span.len == 0;
+    }
+    // SAFETY: a test passes what the engine would have a socket read, which is mapped and is read by one thread only.
+    bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(ptr_to(span.addr), span.len) });
+    true
+}
+
+/// Copies `bytes`, which fit, to what the span names, in place of the kernel; false where nothing is ever mapped.
+#[cfg(test)]
+pub(crate) fn copy_to(span: Span, bytes: &[u8]) -> bool {
+    assert!(bytes.len() <= span.len, "the caller has cut them");
+    if span.addr < NEVER_MAPPED {
+        return bytes.is_empty();
+    }
+    // SAFETY: a test passes what the engine would have a socket write, which is mapped and is used by one thread only.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr_to(span.addr), bytes.len()) };
+    true
+}
+
+/// Below this the kernel maps nothing.
+#[cfg(test)]
+const NEVER_MAPPED: u64 = 1 << 16;
+
 /// Whether the kernel can read, and if `writable` write, the first and the last byte of a range on this
 /// process's behalf. `Err` holds the address of the byte that it cannot.
 ///

@@ -159,7 +159,13 @@ impl Buffer {
         true
     }
 
-    fn info(&self) -> BufferInfo {
+    /// Whether it is closed and nobody pins it.
+    #[cfg(test)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.pins.load(Ordering::Acquire) == CLOSED
+    }
+
+    pub(crate) fn info(&self) -> BufferInfo {
         BufferInfo { addr: self.addr, len: self.len }
     }
 }
@@ -319,7 +325,7 @@ impl Registry {
         result
     }
 
-    fn close(&self, addrs: &[u64]) -> Result<Vec<Arc<Buffer>>> {
+    pub(crate) fn close(&self, addrs: &[u64]) -> Result<Vec<Arc<Buffer>>> {
         let buffers = self.write();
         let mut times: BTreeMap<u64, u32> = BTreeMap::new();
         for &addr in addrs {
@@ -349,7 +355,7 @@ impl Registry {
         Ok(closed)
     }
 
-    fn remove(&self, buffer: &Arc<Buffer>) {
+    pub(crate) fn remove(&self, buffer: &Arc<Buffer>) {
         let mut buffers = self.write();
         // Only the one that is registered is taken out.
         if buffers.get(&buffer.addr).is_some_and(|b| b.epoch == buffer.epoch) {

@@ -11,6 +11,7 @@ use tensorferry_wire::{
     is_notify_success, is_probe_success, probe_request,
 };
 
+use crate::clock;
 use crate::control::Question;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ pub(crate) fn descriptor_question(
     answer: impl FnOnce(Result<Frame>) + Send + 'static,
 ) -> Question {
     let request = encode_frame(FrameKind::Typed(MessageType::Metadata), b"{}\n");
-    let until = Instant::now() + ANSWER_TIMEOUT;
+    let until = clock::now() + ANSWER_TIMEOUT;
     Question::new((peer, name), "descriptor", request, until, stop, answer).repeatable()
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn data_route(
         _ => Error::PeerUnreachable {
             peer: Arc::clone(peer),
             what: format!("looking up the host of its data port failed: {error}"),
-            after: asked.elapsed(),
+            after: clock::since(asked),
             subject: None,
         },
     })?;
@@ -75,7 +76,7 @@ pub(crate) fn data_route(
 /// Asks a peer's control port whether it is alive, and waits for the answer.
 pub(crate) fn probe(core: &Core, peer: &Arc<str>, name: &SegmentName) -> Result<()> {
     let request = encode_frame(FrameKind::Typed(MessageType::Probe), probe_request());
-    let until = Instant::now() + ANSWER_TIMEOUT;
+    let until = clock::now() + ANSWER_TIMEOUT;
     let frame = ask_and_wait(core, |answer| {
         Question::new((peer, name), "probe", request, until, || false, answer).repeatable()
     })?;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{CONTROL_PREFIX_LEN, Frame, WireError, encode_frame};
 
+use crate::clock;
 use crate::error::{Error, Result};
 use crate::sync::locked;
 
@@ -58,7 +59,7 @@ impl Question {
             what,
             request,
             deadline,
-            began: Instant::now(),
+            began: clock::now(),
             repeatable: false,
             stop: Box::new(stop),
             answer: Mutex::new(Some(Box::new(answer))),
@@ -106,7 +107,7 @@ impl Question {
         };
         let at = at.map(|at| format!(" at {at}")).unwrap_or_default();
         let what = format!("{doing} its control port{at} {why}");
-        let after = self.began.elapsed();
+        let after = clock::since(self.began);
         self.settle(Err(Error::PeerUnreachable {
             subject: None,
             peer: Arc::clone(&self.peer),

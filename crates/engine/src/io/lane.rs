@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "receiving into memory that users have lent")]
 
 use std::cmp::Reverse;
-use std::collections::hash_map::Entry;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 use tensorferry_wire::WireError;
 
+use crate::clock;
 use crate::core::Core;
 use crate::io::Socket;
 use crate::io::look::Watch;
@@ -92,7 +93,7 @@ impl Reactor {
 
     fn unconnected(&mut self, peer: &Arc<Peer>, route: &Route, why: &str, since: Instant) {
         let addr = route.addrs.last().copied().unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
-        peer.lane_failed(addr, why, since.elapsed());
+        peer.lane_failed(addr, why, clock::since(since));
     }
 
     /// A lane was closed: what it owed goes back to the queue or is settled.
@@ -444,7 +445,7 @@ pub(crate) struct LaneReport {
 impl LaneConn {
     pub(super) fn report(&self, io_thread: usize) -> LaneReport {
         let is_open = matches!(self.phase, Phase::Open);
-        let stats = self.lane.stats(is_open, io_thread, self.active.elapsed());
+        let stats = self.lane.stats(is_open, io_thread, clock::since(self.active));
         LaneReport { peer: self.peer.number, stats }
     }
 

@@ -106,6 +106,12 @@ impl Mailbox {
         empty
     }
 
+    /// Whether the thread has to look.
+    #[cfg(test)]
+    pub(crate) fn is_awake(&self) -> bool {
+        self.awake.load(Ordering::SeqCst)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
         locked(&self.commands)
     }

@@ -18,5 +18,15 @@ pub(crate) use lane::LaneReport;
 pub(crate) use mailbox::{Command, Mailbox, prepare};
 pub(crate) use names::Names;
 pub(crate) use pool::Pool;
-pub(crate) use socket::{Listener, Pulse, Socket};
+pub(crate) use socket::Pulse;
+#[cfg(not(test))]
+pub(crate) use socket::{Listener, Socket};
 pub(crate) use thread::IoThread;
+
+// In unit tests a socket is one of the kernel's or one of the simulation's.
+#[cfg(test)]
+pub(crate) use {
+    crate::sim::{Listener, Socket},
+    socket::{Listener as KernelListener, Socket as KernelSocket},
+    thread::{Event, Reactor},
+};

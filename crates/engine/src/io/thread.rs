@@ -1,7 +1,7 @@
 //! An IO thread: its poller, its connections, and what it is told from outside.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
+use crate::clock;
 use crate::control::{Failure, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -70,9 +71,9 @@ pub(crate) struct Reactor {
     /// Bytes of WRITEs that have arrived and wait for staging slots.
     pub(super) stashed: usize,
     /// Peers whose queue is looked after here.
-    peers: HashMap<usize, Arc<Peer>>,
+    peers: BTreeMap<usize, Arc<Peer>>,
     /// Lanes of each peer that live here.
-    pub(super) lanes: HashMap<usize, Vec<Token>>,
+    pub(super) lanes: BTreeMap<usize, Vec<Token>>,
     pub(super) now: Instant,
     pub(super) scratch: Scratch,
     stopping: bool,
@@ -131,6 +132,17 @@ pub(crate) enum Fate {
     Close,
 }
 
+/// What a poller says about a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) token: Token,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) read_closed: bool,
+    pub(crate) write_closed: bool,
+    pub(crate) error: bool,
+}
+
 struct Listening {
     listener: Listener,
     role: Role,
@@ -166,11 +178,7 @@ impl IoThread {
         poll: Poll,
         listeners: Option<(Listener, Listener)>,
     ) -> Result<Self> {
-        let mut reactor = Reactor::new(Arc::clone(core), index, poll);
-        if let Some((control, data)) = listeners {
-            reactor.listen(control, Role::Control)?;
-            reactor.listen(data, Role::Data)?;
-        }
+        let reactor = Reactor::new(Arc::clone(core), index, poll, listeners)?;
         let thread = std::thread::Builder::new().name(format!("ferry-io-{index}"));
         let join = thread
             .spawn(move || reactor.run())
@@ -185,9 +193,14 @@ impl IoThread {
 }
 
 impl Reactor {
-    fn new(core: Arc<Core>, index: usize, poll: Poll) -> Self {
+    pub(crate) fn new(
+        core: Arc<Core>,
+        index: usize,
+        poll: Poll,
+        listeners: Option<(Listener, Listener)>,
+    ) -> Result<Self> {
         let most_answers = MAX_ANSWERS / core.mailboxes.len();
-        Self {
+        let mut reactor = Self {
             core,
             index,
             poll,
@@ -210,9 +223,9 @@ impl Reactor {
             answers: 0,
             most_answers,
             stashed: 0,
-            peers: HashMap::new(),
-            lanes: HashMap::new(),
-            now: Instant::now(),
+            peers: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            now: clock::now(),
             scratch: Scratch {
                 spans: Vec::with_capacity(crate::tcp::MAX_CALL_SPANS),
                 slices: Vec::new(),
@@ -220,7 +233,12 @@ impl Reactor {
                 receive: vec![0; RECEIVE].into_boxed_slice(),
             },
             stopping: false,
+        };
+        if let Some((control, data)) = listeners {
+            reactor.listen(control, Role::Control)?;
+            reactor.listen(data, Role::Data)?;
         }
+        Ok(reactor)
     }
 
     fn listen(&mut self, listener: Listener, role: Role) -> Result<()> {
@@ -233,6 +251,10 @@ impl Reactor {
     }
 
     fn register(&self, fd: i32, token: Token, interest: Interest) -> io::Result<()> {
+        #[cfg(test)]
+        if crate::sim::watch(fd, token) {
+            return Ok(());
+        }
         self.poll.registry().register(&mut SourceFd(&fd), token, interest)
     }
 
@@ -249,7 +271,6 @@ impl Reactor {
         while !self.stopping {
             let timeout = self.timeout();
             let polled = self.poll.poll(&mut events, timeout);
-            self.mailbox().awake.store(true, Ordering::SeqCst);
             match polled {
                 Ok(()) => {}
                 // A process that was stopped and goes on comes by here: sockets first, then deadlines.
@@ -260,23 +281,30 @@ impl Reactor {
                     return;
                 }
             }
-            self.now = Instant::now();
-            for event in &events {
-                self.note(event);
-            }
-            self.obey();
-            self.drive_ready();
-            // Readable sockets were served before deadlines are looked at: a process that was stopped does
-            // not fail what had arrived.
-            self.ring();
+            self.turn(events.iter().map(Event::from));
         }
+    }
+
+    /// What the thread does between two polls.
+    pub(crate) fn turn(&mut self, events: impl IntoIterator<Item = Event>) {
+        self.mailbox().awake.store(true, Ordering::SeqCst);
+        self.now = clock::now();
+        for event in events {
+            self.note(event);
+        }
+        self.obey();
+        self.drive_ready();
+        // Readable sockets were served before deadlines are looked at: a process that was stopped does
+        // not fail what had arrived.
+        self.ring();
     }
 
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.core.mailboxes[self.index]
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    /// How long the next poll may last at most.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
         if !self.ready.is_empty() || !self.mailbox().sleep() {
             return Some(Duration::ZERO);
         }
@@ -284,11 +312,11 @@ impl Reactor {
         let looks = self.next_look.into_iter().chain(self.next_serve_look);
         let next = timer.into_iter().chain(self.next_sweep).chain(looks).min()?;
         // Rounded up: a poll that ends a moment early would only go round once more.
-        Some(next.saturating_duration_since(Instant::now()) + Duration::from_micros(500))
+        Some(next.saturating_duration_since(clock::now()) + Duration::from_micros(500))
     }
 
-    fn note(&mut self, event: &mio::event::Event) {
-        let token = event.token();
+    fn note(&mut self, event: Event) {
+        let token = event.token;
         if token == WAKER {
             return;
         }
@@ -296,11 +324,11 @@ impl Reactor {
             self.accept(token);
             return;
         }
-        let closed = event.is_error() || event.is_read_closed() && event.is_write_closed();
+        let closed = event.error || event.read_closed && event.write_closed;
         if let Some(conn) = self.conn(token) {
-            conn.readable |= event.is_readable() || event.is_read_closed() || closed;
-            conn.read_closed |= event.is_read_closed() || closed;
-            conn.writable |= event.is_writable() || closed;
+            conn.readable |= event.readable || event.read_closed || closed;
+            conn.read_closed |= event.read_closed || closed;
+            conn.writable |= event.writable || closed;
             conn.gone |= closed;
             self.make_ready(token);
         }
@@ -767,8 +795,20 @@ impl Reactor {
         }
     }
 
+    /// Whether the thread was told to end.
+    #[cfg(test)]
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// How many lanes to peer `number` live here.
+    #[cfg(test)]
+    pub(crate) fn lanes_to(&self, number: usize) -> usize {
+        self.lanes.get(&number).map_or(0, Vec::len)
+    }
+
     /// The end: nothing that this thread held is touched after it.
-    fn fail_everything(&mut self) {
+    pub(crate) fn fail_everything(&mut self) {
         for peer in self.peers.values() {
             peer.stop_all(Stop::Closed);
         }
@@ -776,7 +816,7 @@ impl Reactor {
         for asked in std::mem::take(&mut self.questions) {
             asked.close();
         }
-        self.now = Instant::now();
+        self.now = clock::now();
         for place in &mut self.conns {
             let Some(mut conn) = place.conn.take() else { continue };
             match &mut conn.kind {
@@ -789,6 +829,19 @@ impl Reactor {
             if let Command::Kick(peer) = command {
                 peer.stop_all(Stop::Closed);
             }
+        }
+    }
+}
+
+impl From<&mio::event::Event> for Event {
+    fn from(event: &mio::event::Event) -> Self {
+        Self {
+            token: event.token(),
+            readable: event.is_readable(),
+            writable: event.is_writable(),
+            read_closed: event.is_read_closed(),
+            write_closed: event.is_write_closed(),
+            error: event.is_error(),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock;
+
 /// A pause that grows with each failure in a row, and ends with the first success. It is never the same twice, so that
 /// those who have lost a peer together do not come back together.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl Backoff {
 
     /// Until when nothing is to be tried, if that is still to come.
     pub(super) fn rests_until(&self) -> Option<Instant> {
-        self.until.filter(|at| Instant::now() < *at)
+        self.until.filter(|at| clock::now() < *at)
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use tensorferry_metadata::SegmentName;
 use tensorferry_wire::{Frame, SegmentDescriptor, Version};
 
+use crate::clock;
 use crate::control::{self, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -185,7 +186,7 @@ impl Peer {
 
     /// Waits until the descriptor is known. `anew`: until it was asked for after this call began.
     pub(crate) fn resolved(self: &Arc<Self>, anew: bool) -> Result<Arc<Route>> {
-        let begin = Instant::now();
+        let begin = clock::now();
         let mut state = self.lock();
         loop {
             self.core.check_usable()?;
@@ -238,7 +239,7 @@ impl Peer {
 
     /// The question for the descriptor, as nobody has asked it yet.
     pub(crate) fn question(self: &Arc<Self>) -> Arc<Question> {
-        let asked = Instant::now();
+        let asked = clock::now();
         let given_up = Arc::new(AtomicBool::new(false));
         let (peer, noted) = (Arc::clone(self), Arc::clone(&given_up));
         let stop = move || {
@@ -310,7 +311,7 @@ impl Peer {
         if known.is_none_or(|known| known.differs_from(&route)) || state.askers > 0 {
             state.asking.reset();
         } else {
-            state.asking.grow(Instant::now());
+            state.asking.grow(clock::now());
         }
         if moved {
             state.dialling.reset();
@@ -384,7 +385,7 @@ impl Peer {
         if slices.is_empty() {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let mut stopped = Vec::new();
         let mut state = self.lock();
         for slice in slices.drain(..).rev() {
@@ -491,7 +492,7 @@ impl Peer {
         self.account.metrics.reconnects.add(u64::from(replaces));
         if let Some(since) = unreachable_since {
             let text =
-                || format!("{} can be reached again, after {:.1?}", self.name, since.elapsed());
+                || format!("{} can be reached again, after {:.1?}", self.name, clock::since(since));
             self.core.log.info(Kind::Reachable, &self.name, text);
         }
     }
@@ -521,7 +522,7 @@ impl Peer {
         state.closed += usize::from(!parting.spent);
         state.sidelined -= usize::from(parting.sidelined);
         if parting.silent {
-            state.dialling.grow(Instant::now());
+            state.dialling.grow(clock::now());
         }
         if state.lanes == 0 {
             state.redialled = false;
@@ -541,7 +542,7 @@ impl Peer {
         state.lanes -= 1;
         if state.lanes > 0 {
             // Those that are open go on. The peer may have moved without their knowing.
-            state.dialling.grow(Instant::now());
+            state.dialling.grow(clock::now());
             if !std::mem::replace(&mut state.redialled, true) {
                 self.ask(&mut state);
             }
@@ -603,9 +604,30 @@ impl Peer {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn census(&self) -> Census {
+        let state = self.lock();
+        Census {
+            waiting: state.queue.at_least() + usize::from(state.queue.has_parked()),
+            lanes: state.lanes,
+            connecting: state.connecting,
+            reserved: self.queued.load(Ordering::SeqCst),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
+}
+
+/// What a peer has at some moment.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Census {
+    pub(crate) waiting: usize,
+    pub(crate) lanes: usize,
+    pub(crate) connecting: usize,
+    pub(crate) reserved: usize,
 }
 
 impl Owner for Peer {

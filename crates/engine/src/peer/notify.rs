@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::clock;
 use crate::control;
 use crate::error::{Error, Result};
 use crate::io::Command;
@@ -57,7 +58,7 @@ impl Peer {
         let Some(batch) = next else { return };
         let notification = batch.notification.clone().unwrap_or_default();
         let (peer, stopping) = (Arc::clone(self), Arc::clone(&batch));
-        let stop = move || stopping.stop_at(Instant::now()).is_some();
+        let stop = move || stopping.stop_at(clock::now()).is_some();
         let deadline = batch.deadline;
         let answer = move |result: Result<()>| {
             peer.account.metrics.notifications_sent.add(u64::from(result.is_ok()));

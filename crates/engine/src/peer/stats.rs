@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tensorferry_wire::Version;
 
+use crate::clock;
 use crate::core::REQUEST_BYTES;
 use crate::error::Error;
 use crate::log::{Kind, Log};
@@ -182,7 +183,7 @@ impl Account {
     }
 
     fn note(&self, log: &Log, peer: &str, error: &Error, line: String) {
-        *locked(&self.failed) = Some((Instant::now(), error.code(), error.to_string()));
+        *locked(&self.failed) = Some((clock::now(), error.code(), error.to_string()));
         log.warn(Kind::Failure(error.code()), peer, || line);
     }
 
@@ -201,7 +202,11 @@ impl Account {
             notifications_queued: 0,
             descriptor_age: None,
             next_lane_in: None,
-            last_error: last.map(|(at, code, text)| LastError { code, text, age: at.elapsed() }),
+            last_error: last.map(|(at, code, text)| LastError {
+                code,
+                text,
+                age: clock::since(at),
+            }),
             counters: self.metrics.counters(),
         }
     }
@@ -215,7 +220,7 @@ impl Peer {
     /// All but its lanes, which IO threads own.
     pub(crate) fn stats(&self) -> PeerStats {
         let mut stats = self.account.stats(&self.name, PeerState::Unknown);
-        let now = Instant::now();
+        let now = clock::now();
         let state = self.lock();
         stats.state = state.seen();
         stats.descriptor_age = state.route.as_ref().map(|r| now.saturating_duration_since(r.asked));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tensorferry_wire::{Notification, Op};
 
+use crate::clock;
 use crate::error::{Error, Result, Subject};
 use crate::memory::Lent;
 use crate::metrics::PeerMetrics;
@@ -266,7 +267,7 @@ impl BatchInner {
 
     #[cold]
     fn note_failure(&self, entry: u32, cause: Cause) {
-        let failure = Failure { entry, cause, elapsed: self.started.elapsed() };
+        let failure = Failure { entry, cause, elapsed: clock::since(self.started) };
         let mut failures = locked(&self.failures);
         let left = &self.entries[entry as usize].left;
         if left.fetch_or(ENTRY_FAILED, Ordering::Relaxed) & ENTRY_FAILED == 0 {
