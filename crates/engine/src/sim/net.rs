@@ -32,6 +32,8 @@ pub(super) struct Net {
     pub(super) begin: Instant,
     pub(super) rng: Rng,
     pub(super) conns: Vec<Conn>,
+    /// Those of them at whose ends something can still happen.
+    pub(super) live: Vec<usize>,
     listeners: Vec<Listening>,
     /// The thread that is running.
     pub(super) running: ThreadId,
@@ -210,6 +212,7 @@ impl Net {
             begin,
             rng: Rng::new(seed ^ 0x6e65_7400),
             conns: Vec::new(),
+            live: Vec::new(),
             listeners: Vec::new(),
             running: ThreadId::default(),
             guards,
@@ -276,6 +279,7 @@ impl Net {
             silent_since: None,
         });
         self.moved += 1;
+        self.live.push(self.conns.len() - 1);
         Ok(EndId { conn: self.conns.len() - 1, side: 0 })
     }
 
@@ -649,9 +653,11 @@ impl Net {
                 events.extend(l.token.map(Event::readable));
             }
         }
-        for conn in 0..self.conns.len() {
+        let conns = &self.conns;
+        self.live.retain(|conn| !conns[*conn].is_over());
+        for at in 0..self.live.len() {
             for side in 0..2 {
-                let id = EndId { conn, side };
+                let id = EndId { conn: self.live[at], side };
                 let end = self.end_ref(id);
                 if !end.edge || end.owner != thread || end.token.is_none() {
                     continue;
@@ -682,7 +688,7 @@ impl Net {
         let listener = |l: &Listening| l.owner == thread && l.open && l.edge && l.token.is_some();
         let end = |end: &End| end.edge && end.owner == thread && end.token.is_some();
         self.listeners.iter().any(listener)
-            || self.conns.iter().any(|conn| conn.ends.iter().any(end))
+            || self.live.iter().any(|conn| self.conns[*conn].ends.iter().any(end))
     }
 
     fn event(&self, id: EndId) -> Option<Event> {
@@ -723,7 +729,7 @@ impl Event {
 impl Conn {
     /// Whether something of it could still happen at one of its ends.
     pub(super) fn is_over(&self) -> bool {
-        self.ends.iter().all(|end| !end.open || end.reset)
+        self.ends.iter().all(|end| !end.open || (end.reset && !end.edge))
     }
 }
 

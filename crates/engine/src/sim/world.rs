@@ -608,7 +608,8 @@ impl<'a> World<'a> {
     fn deliverable(&self) -> Vec<EndId> {
         net::with(|net| {
             let mut all = Vec::new();
-            for (conn, c) in net.conns.iter().enumerate() {
+            for &conn in &net.live {
+                let c = &net.conns[conn];
                 for side in 0..2 {
                     if c.phase == Phase::Established && c.pipes[side].can_deliver() {
                         all.push(EndId { conn, side });
@@ -630,10 +631,12 @@ impl<'a> World<'a> {
     }
 
     fn connecting(&self) -> Vec<usize> {
-        let connecting = |net: &Net, c: &usize| net.conns[*c].phase == Phase::Connecting;
         net::with(|net| {
-            let silent = |net: &Net, c: &usize| net.conns[*c].pipes[0].silent;
-            (0..net.conns.len()).filter(|c| connecting(net, c) && !silent(net, c)).collect()
+            let is_connecting = |c: &&usize| {
+                let conn = &net.conns[**c];
+                conn.phase == Phase::Connecting && !conn.pipes[0].silent
+            };
+            net.live.iter().filter(is_connecting).copied().collect()
         })
     }
 
