@@ -72,7 +72,7 @@ pub use tensorferry_metadata::{
 };
 pub use tensorferry_wire::{Notification, Op, Version, WireError};
 pub use transfer::{
-    Batch, BatchId, BatchState, BatchTable, OnFull, Request, SubmitOptions, UserStream,
+    Batch, BatchId, BatchState, BatchTable, Completion, OnFull, Request, SubmitOptions, UserStream,
 };
 
 /// The version of this crate, as peers are told.

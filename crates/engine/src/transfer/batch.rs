@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use tensorferry_wire::{Notification, Op};
@@ -73,6 +74,8 @@ pub enum BatchState {
 }
 
 /// A running or final batch. Clones are the same batch; dropping the last one does not stop it.
+///
+/// It can be waited for by a thread, or awaited in any runtime ([`crate::Completion`]).
 #[derive(Clone)]
 pub struct Batch {
     pub(crate) inner: Arc<BatchInner>,
@@ -139,9 +142,17 @@ pub(crate) struct BatchInner {
     /// A [`BatchState`] as [`code`] numbers it. On a cache line of its own, since waiters spin on it
     /// while `unsettled` is counted down.
     state: Padded<AtomicU32>,
+    /// Threads that sleep until it is final, and wakers.
     sleepers: AtomicUsize,
-    lock: Mutex<()>,
+    wakers: Mutex<Wakers>,
     is_final: Condvar,
+}
+
+/// Who is to be woken when a batch is final, besides threads that sleep; each by a key.
+#[derive(Default)]
+struct Wakers {
+    next_key: u64,
+    waiting: Vec<(u64, Waker)>,
 }
 
 #[repr(align(128))]
@@ -226,7 +237,7 @@ impl BatchInner {
             held: Mutex::new(held),
             state: Padded(AtomicU32::new(code(BatchState::Running))),
             sleepers: AtomicUsize::new(0),
-            lock: Mutex::default(),
+            wakers: Mutex::default(),
             is_final: Condvar::new(),
         })
     }
@@ -309,15 +320,18 @@ impl BatchInner {
         self.owner.finished(self);
         // Release: pairs with the Acquire in `state`; publishes the batch's bytes and failures.
         self.state.0.store(code(state), Ordering::Release);
-        // SeqCst fences here and in `sleep`: either this sees the sleeper, or it sees the state.
+        // SeqCst fences here and where `sleepers` grows: either this sees the sleeper, or it sees the state.
         fence(Ordering::SeqCst);
+        let mut wakers = Vec::new();
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            drop(locked(&self.lock));
+            wakers = std::mem::take(&mut locked(&self.wakers).waiting);
             self.is_final.notify_all();
         }
         if let Some(word) = &self.word {
             word.release();
         }
+        // Last, since what they do is not ours.
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Fails every entry of a batch of which nobody has taken a slice.
@@ -428,7 +442,7 @@ impl BatchInner {
     pub(crate) fn sleep(&self, until: Instant) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let mut guard = locked(&self.lock);
+        let mut guard = locked(&self.wakers);
         while !self.is_final() {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             let waited = self.is_final.wait_timeout(guard, left);
@@ -437,6 +451,37 @@ impl BatchInner {
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         self.is_final()
+    }
+
+    /// Has `waker` woken when the batch is final, in the place of the one that is known by `key`. Whether it is final
+    /// already; then it may be that nobody is woken.
+    pub(crate) fn wake(&self, waker: &Waker, key: &mut Option<u64>) -> bool {
+        {
+            let mut wakers = locked(&self.wakers);
+            match wakers.waiting.iter_mut().find(|(known, _)| Some(*known) == *key) {
+                Some((_, before)) => before.clone_from(waker),
+                None => {
+                    let new = wakers.next_key;
+                    wakers.next_key += 1;
+                    wakers.waiting.push((new, waker.clone()));
+                    *key = Some(new);
+                    self.sleepers.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        fence(Ordering::SeqCst);
+        self.is_final()
+    }
+
+    /// Nobody is to be woken by `key` any more.
+    pub(crate) fn forget_waker(&self, key: u64) {
+        let mut wakers = locked(&self.wakers);
+        if let Some(at) = wakers.waiting.iter().position(|(known, _)| *known == key) {
+            let gone = wakers.waiting.swap_remove(at);
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
+            drop(wakers);
+            drop(gone);
+        }
     }
 
     fn error(&self, failure: &Failure) -> Error {
@@ -540,12 +585,16 @@ impl Batch {
     /// batch is final and the engine does not touch its local memory. Bytes of a WRITE that had
     /// left can still arrive at the peer.
     pub fn cancel(&self) {
-        if self.inner.is_final() {
-            return;
-        }
-        self.inner.request_stop(Stop::Cancelled);
-        self.inner.owner.stopped(&self.inner);
+        self.request_cancel();
         let _ = self.wait();
+    }
+
+    /// [`Batch::cancel`] without the wait: the engine may touch local memory until the batch is final, which it is soon.
+    pub fn request_cancel(&self) {
+        if !self.inner.is_final() {
+            self.inner.request_stop(Stop::Cancelled);
+            self.inner.owner.stopped(&self.inner);
+        }
     }
 
     fn first_error(&self) -> Error {

@@ -2,6 +2,7 @@
 
 mod batch;
 mod cause;
+mod completion;
 mod order;
 mod table;
 
@@ -10,6 +11,7 @@ pub(crate) use batch::tests::batch_of;
 pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
 pub(crate) use batch::{BatchInner, FailedBatch, Held, Hold, Order, Owner, Places, Slice};
 pub(crate) use cause::{Cause, Stop};
+pub use completion::Completion;
 pub use order::UserStream;
 pub use table::{BatchId, BatchTable};
 
