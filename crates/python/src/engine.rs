@@ -9,7 +9,7 @@ use tensorferry::{BatchId, BatchState, Error, Op, P2P_HANDSHAKE};
 
 use crate::args::{Data, Int, Ints, Text, room};
 use crate::failure::{FAILED, Failure, TIMED_OUT, raise, settle};
-use crate::ready::{Lists, Ready, make};
+use crate::ready::{Lengths, Lists, Ready, make};
 use crate::types::{InnerTransferEngine, TransferNotify, TransferOpcode};
 use crate::waiting::aside;
 use crate::{last_error, logging, stats, topology};
@@ -305,7 +305,7 @@ impl TransferEngine {
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync_write", code, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             self.ready()?.run(py, &target_hostname.0, &lists, Op::Write, None)
         })
     }
@@ -328,7 +328,7 @@ impl TransferEngine {
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync_read", code, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             self.ready()?.run(py, &target_hostname.0, &lists, Op::Read, None)
         })
     }
@@ -357,7 +357,7 @@ impl TransferEngine {
     ) -> PyResult<i32> {
         let _ = transport_hint;
         settle(py, "batch_transfer_sync", code, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             let (op, notify) = (op_of(*opcode)?, notify.map(|n| n.notification()).transpose()?);
             self.ready()?.run(py, &target_hostname.0, &lists, op, notify)
         })
@@ -383,7 +383,7 @@ impl TransferEngine {
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async_write", no_id, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, Op::Write)
         })
     }
@@ -406,7 +406,7 @@ impl TransferEngine {
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async_read", no_id, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, Op::Read)
         })
     }
@@ -434,7 +434,7 @@ impl TransferEngine {
     ) -> PyResult<u64> {
         let _ = transport_hint;
         settle(py, "batch_transfer_async", no_id, || {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             let op = op_of(*opcode)?;
             self.ready()?.begin(py, &target_hostname.0, &lists, op)
         })
@@ -759,7 +759,7 @@ impl TransferEngine {
     ) -> PyResult<()> {
         let _ = transport_hint;
         raise(|| {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             let order = (&*target_hostname.0, &lists, Op::Write, stream_ptr);
             self.begin_on_stream(py, "batch_transfer_write_on_cuda", order)
         })
@@ -788,7 +788,7 @@ impl TransferEngine {
     ) -> PyResult<()> {
         let _ = transport_hint;
         raise(|| {
-            let lists = Lists::new(py, &buffers, &peer_buffer_addresses, &lengths)?;
+            let lists = lists(py, &buffers, &peer_buffer_addresses, lengths)?;
             let order = (&*target_hostname.0, &lists, Op::Read, stream_ptr);
             self.begin_on_stream(py, "batch_transfer_read_on_cuda", order)
         })
@@ -830,20 +830,12 @@ impl TransferEngine {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         raise(|| {
             let ready = self.made()?;
-            let stats = PyDict::new(py);
+            let stats = stats::all(py, ready.engine())?;
             stats.set_item("protocol", "tcp")?;
             stats.set_item("requested_protocol", &ready.protocol)?;
-            for (name, value) in ready.engine().stats().to_pairs() {
-                stats.set_item(name, value)?;
-            }
             if ready.check().is_ok() {
                 stats.set_item("on_cuda_failed", ready.streamed_failures())?;
             }
-            let peers = PyDict::new(py);
-            for peer in py.detach(|| ready.engine().peers()) {
-                peers.set_item(&*peer.name, stats::peer(py, &peer)?)?;
-            }
-            stats.set_item("peers", peers)?;
             Ok(stats)
         })
     }
@@ -959,6 +951,17 @@ fn ranges(
     let mut ranges = room(addresses.len())?;
     ranges.extend(addresses.into_iter().zip(capacities));
     Ok(ranges)
+}
+
+/// The ranges of a batch.
+fn lists(
+    py: Python<'_>,
+    buffers: &Ints<'_>,
+    peer_buffer_addresses: &Ints<'_>,
+    lengths: Ints<'_>,
+) -> Result<Lists, Failure> {
+    let names = ["buffers", "peer_buffer_addresses"];
+    Lists::new(py, buffers, peer_buffer_addresses, &Lengths::Each(lengths), names)
 }
 
 /// Where the caller says that memory is; a text that says nothing to us counts as nothing said.

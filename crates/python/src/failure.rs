@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use tensorferry::{ConfigError, Error, MetadataError};
 
@@ -23,8 +23,8 @@ pub(crate) enum Failure {
         code: i32,
         /// What happened, and what to do.
         text: String,
-        /// The peer that it is about, if it is about one.
-        peer: Option<Box<str>>,
+        /// What the engine said, if it was the engine.
+        error: Option<Box<Error>>,
     },
     /// It raises.
     Raised(PyErr),
@@ -32,12 +32,12 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self::Answered { code: FAILED, text: text.into(), peer: None }
+        Self::Answered { code: FAILED, text: text.into(), error: None }
     }
 
     pub(crate) fn with_code(self, new: i32) -> Self {
         match self {
-            Self::Answered { text, peer, .. } => Self::Answered { code: new, text, peer },
+            Self::Answered { text, error, .. } => Self::Answered { code: new, text, error },
             raised @ Self::Raised(_) => raised,
         }
     }
@@ -46,7 +46,25 @@ impl Failure {
 impl Failure {
     pub(crate) fn with_text(self, new: String) -> Self {
         match self {
-            Self::Answered { code, peer, .. } => Self::Answered { code, text: new, peer },
+            Self::Answered { code, error, .. } => Self::Answered { code, text: new, error },
+            raised @ Self::Raised(_) => raised,
+        }
+    }
+}
+
+impl Failure {
+    /// The same with `what` in front of its text, which says where it is wrong.
+    pub(crate) fn before(self, py: Python<'_>, what: &str) -> Self {
+        match self {
+            Self::Answered { code, text, error } => {
+                Self::Answered { code, text: format!("{what}{text}"), error }
+            }
+            Self::Raised(raised) if raised.is_instance_of::<PyTypeError>(py) => {
+                let said = format!("{what}{}", raised.value(py));
+                let new = PyTypeError::new_err(said);
+                new.set_cause(py, Some(raised));
+                Self::Raised(new)
+            }
             raised @ Self::Raised(_) => raised,
         }
     }
@@ -59,19 +77,19 @@ impl From<Error> for Failure {
             Error::Overlap { .. } => OVERLAP,
             _ => FAILED,
         };
-        Self::Answered { code, text: error.to_string(), peer: error.peer().map(Into::into) }
+        Self::Answered { code, text: error.to_string(), error: Some(Box::new(error)) }
     }
 }
 
 impl From<MetadataError> for Failure {
     fn from(error: MetadataError) -> Self {
-        Self::new(error.to_string())
+        Error::from(error).into()
     }
 }
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        Self::new(error.to_string())
+        Error::from(error).into()
     }
 }
 
@@ -93,8 +111,9 @@ pub(crate) fn settle<T>(
             last_error::clear();
             Ok(value)
         }
-        Err(Failure::Answered { code, text, peer }) => {
-            let logged = logging::failed(py, method, peer.as_deref(), &text);
+        Err(Failure::Answered { code, text, error }) => {
+            let peer = error.as_deref().and_then(Error::peer);
+            let logged = logging::failed(py, method, peer, &text);
             // Set last: whoever handles the record may have called engines, too.
             last_error::set(text);
             logged.map(|()| answer(code))
@@ -119,7 +138,7 @@ pub(crate) fn raise<T>(body: impl FnOnce() -> Result<T, Failure>) -> PyResult<T>
 }
 
 /// A panic is a bug of ours, and no reason for Python code to see an exception that `except Exception` misses.
-fn guarded<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text =
             format!("a bug in tensorferry: {}; please report it", panic_text(panic.as_ref()));

@@ -1,12 +1,14 @@
 //! `tensorferry._native`: the engine as Python sees it.
 //!
-//! It translates, and nothing else: arguments into the engine's types, the engine's errors into the
-//! integers that programs for existing engines expect. The interpreter lock is released wherever bytes
+//! It translates, and nothing else: arguments into the engine's types, the engine's errors into exceptions (`face`), or
+//! into the integers that programs for existing engines expect. The interpreter lock is released wherever bytes
 //! move or a peer is waited for, no panic gets out, and no thread of the engine ever takes that lock.
 
 mod args;
 mod engine;
+mod face;
 mod failure;
+mod interpreter;
 mod last_error;
 mod lifetime;
 mod logging;
@@ -29,6 +31,8 @@ mod _native {
     #[pymodule_export]
     use crate::engine::TransferEngine;
     #[pymodule_export]
+    use crate::face::{Buffer, Engine, Notification, Registration, Segment, Transfer, Wakeups};
+    #[pymodule_export]
     use crate::program::{doctor, main};
     #[pymodule_export]
     use crate::support::supports;
@@ -37,6 +41,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::interpreter::check(module.py())?;
         module.add("__version__", tensorferry::VERSION)?;
         module.add("Read", TransferOpcode::READ)?;
         module.add("Write", TransferOpcode::WRITE)?;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::face;
 use crate::logging;
 use crate::ready::Ready;
 
@@ -42,12 +43,14 @@ fn at_exit(py: Python<'_>) -> PyResult<()> {
     for ready in engines.iter().filter_map(Weak::upgrade) {
         ready.close(py);
     }
+    face::sweep_kept(py);
     logging::stop(py)
 }
 
 #[pyfunction]
 fn after_in_child() {
     logging::after_in_child();
+    face::forget_kept();
     let engines = std::mem::take(&mut *ENGINES.lock().unwrap_or_else(PoisonError::into_inner));
     // The parent's engines are the parent's to close. Their memory here is a copy that was made while other
     // threads may have been changing it, under locks that nobody will ever let go: it is never looked at

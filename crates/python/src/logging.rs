@@ -19,6 +19,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record as SpanRecord};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use crate::face;
+
 /// Records that wait; further ones are counted and dropped.
 const LONGEST_QUEUE: usize = 4096;
 /// A method that keeps failing with one peer is logged this often.
@@ -53,7 +55,17 @@ struct Queue {
 struct Waiting {
     records: VecDeque<Record>,
     dropped: u64,
+    /// A transfer has ended whose objects somebody has to let go of.
+    sweep: bool,
     stopped: bool,
+}
+
+/// Has the daemon thread let go of objects that are not needed any more. From any thread, also one that may not take
+/// the interpreter lock.
+pub(crate) fn sweep() {
+    let queue = Queue::current();
+    queue.lock().sweep = true;
+    queue.news.notify_one();
 }
 
 /// A fork can happen while another thread has the lock of a queue, which is then locked for ever in the
@@ -63,7 +75,8 @@ static GENERATION: AtomicUsize = AtomicUsize::new(0);
 
 impl Queue {
     const fn new() -> Self {
-        let waiting = Waiting { records: VecDeque::new(), dropped: 0, stopped: false };
+        let waiting =
+            Waiting { records: VecDeque::new(), dropped: 0, sweep: false, stopped: false };
         Self { state: Mutex::new(waiting), news: Condvar::new(), next: OnceLock::new() }
     }
 
@@ -91,7 +104,7 @@ impl Queue {
     /// Waits for records, or for the end.
     fn wait(&self) -> Waiting {
         let mut waiting = self.lock();
-        while waiting.records.is_empty() && !waiting.stopped {
+        while waiting.records.is_empty() && !waiting.sweep && !waiting.stopped {
             waiting = self.news.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         take(&mut waiting)
@@ -106,7 +119,8 @@ impl Queue {
 fn take(waiting: &mut Waiting) -> Waiting {
     let (records, dropped) = (std::mem::take(&mut waiting.records), waiting.dropped);
     waiting.dropped = 0;
-    Waiting { records, dropped, stopped: waiting.stopped }
+    let sweep = std::mem::take(&mut waiting.sweep);
+    Waiting { records, dropped, sweep, stopped: waiting.stopped }
 }
 
 /// Has everything ready by which engines are heard. Called for each engine; cheap after the first.
@@ -174,7 +188,10 @@ fn hand_over_for_ever(py: Python<'_>) {
     let queue = Queue::current();
     loop {
         let waiting = py.detach(|| queue.wait());
-        let stopped = waiting.stopped;
+        let (sweep, stopped) = (waiting.sweep, waiting.stopped);
+        if sweep {
+            face::sweep_kept(py);
+        }
         if let Err(error) = hand_over(py, waiting) {
             error.write_unraisable(py, None);
         }

@@ -56,13 +56,12 @@ pub(crate) struct Lists {
     lengths: Vec<u64>,
 }
 
-/// What is to be submitted, and to whom.
-struct Order<'a> {
-    peer: &'a str,
-    lists: &'a Lists,
-    op: Op,
-    notification: Option<Notification>,
-    stream: Option<UserStream>,
+/// What is to be submitted, to whom, and how.
+pub(crate) struct Order<'a> {
+    pub(crate) segment: &'a Segment,
+    pub(crate) lists: &'a Lists,
+    pub(crate) op: Op,
+    pub(crate) options: SubmitOptions,
 }
 
 /// A range that lies in one buffer.
@@ -77,35 +76,83 @@ enum Tried<T> {
     Full(Error),
 }
 
+/// How long the ranges of a batch are.
+pub(crate) enum Lengths<'py> {
+    Each(Ints<'py>),
+    /// All of them the same.
+    All(u64),
+}
+
+impl<'py> Lengths<'py> {
+    /// A sequence of lengths, or one number.
+    pub(crate) fn of(given: &Bound<'py, PyAny>) -> PyResult<Self> {
+        match given.extract::<Ints<'py>>() {
+            Ok(lengths) => Ok(Self::Each(lengths)),
+            Err(error) => {
+                given.extract::<Int>().map(|Int(length)| Self::All(length)).map_err(|_| error)
+            }
+        }
+    }
+
+    fn len(&self, count: usize) -> usize {
+        match self {
+            Self::Each(lengths) => lengths.len(),
+            Self::All(_) => count,
+        }
+    }
+
+    pub(crate) fn read(&self, py: Python<'_>, count: usize) -> Result<Vec<u64>, Failure> {
+        match self {
+            Self::Each(lengths) => lengths.read(py, "lengths"),
+            Self::All(length) => {
+                let mut lengths = room(count)?;
+                lengths.resize(count, *length);
+                Ok(lengths)
+            }
+        }
+    }
+}
+
 impl Lists {
+    /// Reads what was given; `names` are what locals and remotes are called there.
     pub(crate) fn new(
         py: Python<'_>,
         locals: &Ints<'_>,
         remotes: &Ints<'_>,
-        lengths: &Ints<'_>,
+        lengths: &Lengths<'_>,
+        [local, remote]: [&str; 2],
     ) -> Result<Self, Failure> {
-        let differ = |[locals, remotes, lengths]: [usize; 3]| {
-            if locals == remotes && locals == lengths {
-                return Ok(());
-            }
-            Err(Failure::new(format!(
-                "the lists differ in length: {locals} buffers, {remotes} peer addresses, {lengths} lengths; \
-                 nothing was sent"
-            )))
-        };
-        differ([locals.len(), remotes.len(), lengths.len()])?;
+        let count = locals.len();
+        Self::check_lengths([count, remotes.len(), lengths.len(count)])?;
         // What the call needs in all, asked for at once: the system says no to that before memory is full.
-        if locals.len() <= MOST_ENTRIES {
-            drop(room::<([u64; 3], Request)>(locals.len())?);
+        if count <= MOST_ENTRIES {
+            drop(room::<([u64; 3], Request)>(count)?);
         }
         let lists = Self {
-            locals: locals.read(py, "buffers")?,
-            remotes: remotes.read(py, "peer_buffer_addresses")?,
-            lengths: lengths.read(py, "lengths")?,
+            locals: locals.read(py, local)?,
+            remotes: remotes.read(py, remote)?,
+            lengths: lengths.read(py, count)?,
         };
         // Reading one list can run code that changes another.
-        differ([lists.locals.len(), lists.remotes.len(), lists.lengths.len()])?;
+        Self::check_lengths([lists.locals.len(), lists.remotes.len(), lists.lengths.len()])?;
         Ok(lists)
+    }
+
+    /// Refuses lists of different lengths: of local addresses, of remote ones, of lengths.
+    pub(crate) fn check_lengths([locals, remotes, lengths]: [usize; 3]) -> Result<(), Failure> {
+        if locals == remotes && locals == lengths {
+            return Ok(());
+        }
+        Err(Failure::new(format!(
+            "the lists differ in length: {locals} buffers, {remotes} peer addresses, {lengths} lengths; \
+             nothing was sent"
+        )))
+    }
+
+    /// Lists that were read already, and are of the same length.
+    pub(crate) fn of(locals: Vec<u64>, remotes: Vec<u64>, lengths: Vec<u64>) -> Self {
+        debug_assert!(locals.len() == remotes.len() && locals.len() == lengths.len());
+        Self { locals, remotes, lengths }
     }
 
     pub(crate) fn one(local: Int, remote: Int, length: Int) -> Self {
@@ -137,7 +184,6 @@ pub(crate) fn make(
     server: &str,
     protocol: &str,
 ) -> Result<Arc<Ready>, Failure> {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
     // The environment is read with the interpreter lock held, under which Python changes it.
     let config = Config::from_env()?;
     match MetadataServer::parse(server)? {
@@ -147,6 +193,24 @@ pub(crate) fn make(
     if protocol == "xgmi" {
         return Err(Failure::new("protocol xgmi is not supported; use tcp"));
     }
+    let ready = start(py, host, config, protocol)?;
+    if !matches!(protocol, "tcp" | "") {
+        logging::warn_once(
+            py,
+            format!("protocol {protocol:?} was asked for; this engine moves bytes over TCP"),
+        )?;
+    }
+    Ok(ready)
+}
+
+/// Starts an engine, which is closed when the interpreter ends, if not before.
+pub(crate) fn start(
+    py: Python<'_>,
+    host: &str,
+    config: Config,
+    protocol: &str,
+) -> Result<Arc<Ready>, Failure> {
+    static NUMBERS: AtomicU64 = AtomicU64::new(1);
     logging::start(py, config.log)?;
     let engine = py.detach(|| Engine::new(host, config))?;
     let ready = Arc::new(Ready {
@@ -159,12 +223,6 @@ pub(crate) fn make(
         pid: std::process::id(),
     });
     watch(py, &ready)?;
-    if !matches!(protocol, "tcp" | "") {
-        logging::warn_once(
-            py,
-            format!("protocol {protocol:?} was asked for; this engine moves bytes over TCP"),
-        )?;
-    }
     Ok(ready)
 }
 
@@ -177,7 +235,7 @@ impl Ready {
         &self.managed
     }
 
-    fn is_forked(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         self.pid != std::process::id()
     }
 
@@ -213,20 +271,29 @@ impl Ready {
         op: Op,
         notification: Option<Notification>,
     ) -> Result<i32, Failure> {
-        let order = Order { peer, lists, op, notification, stream: None };
-        let (batch, result) = self.submit(py, &order, |batch| {
+        let segment = &self.engine.segment(peer)?;
+        let options = SubmitOptions { notification, ..SubmitOptions::default() };
+        self.complete(py, &Order { segment, lists, op, options })?.1?;
+        Ok(0)
+    }
+
+    /// Submits, and waits for the end: the batch, and what became of it.
+    pub(crate) fn complete(
+        &self,
+        py: Python<'_>,
+        order: &Order<'_>,
+    ) -> Result<(Batch, tensorferry::Result<()>), Failure> {
+        let (batch, result) = self.submit(py, order, |batch| {
             let result = batch.wait_timeout(SIGNALS);
             (batch, result)
         })?;
-        match result {
-            Some(result) => result?,
-            None => {
-                let batches = std::slice::from_ref(&batch);
-                self.look_for_signals(py, batches)?;
-                self.wait(py, &batch, batches)??;
-            }
+        if let Some(result) = result {
+            return Ok((batch, result));
         }
-        Ok(0)
+        let batches = std::slice::from_ref(&batch);
+        self.look_for_signals(py, batches)?;
+        let result = self.wait(py, &batch, batches)?;
+        Ok((batch, result))
     }
 
     /// Submits, and gives the batch a number; but not to a peer that is not there.
@@ -238,7 +305,8 @@ impl Ready {
         op: Op,
     ) -> Result<u64, Failure> {
         let known = self.known().contains(peer);
-        let order = Order { peer, lists, op, notification: None, stream: None };
+        let segment = &self.engine.segment(peer)?;
+        let order = Order { segment, lists, op, options: SubmitOptions::default() };
         let batch = self.submit(py, &order, |batch| batch)?;
         if !known {
             self.meet(py, peer, &batch)?;
@@ -257,14 +325,21 @@ impl Ready {
         (op, raw): (Op, u64),
     ) -> Result<(), Failure> {
         self.streamed.take_failure()?;
-        let vendor = py.detach(|| self.vendor());
-        // SAFETY: the caller keeps the stream until the transfer has ended and the stream has gone on, as the
-        // class's documentation asks.
-        let stream = unsafe { UserStream::new(vendor, raw) }.hold_later_work();
-        let order = Order { peer, lists, op, notification: None, stream: Some(stream) };
+        let stream = Some(self.stream(py, raw).hold_later_work());
+        let segment = &self.engine.segment(peer)?;
+        let options = SubmitOptions { stream, ..SubmitOptions::default() };
+        let order = Order { segment, lists, op, options };
         let batch = self.submit(py, &order, |batch| batch)?;
         self.streamed.add(method, batch);
         Ok(())
+    }
+
+    /// The stream `raw` of the library that this process uses.
+    pub(crate) fn stream(&self, py: Python<'_>, raw: u64) -> UserStream {
+        let vendor = py.detach(|| self.vendor());
+        // SAFETY: the caller keeps the stream until the transfer has ended and the stream has gone on, as the
+        // documentation of both faces asks.
+        unsafe { UserStream::new(vendor, raw) }
     }
 
     /// Whose streams programs have in this process: the methods are called `…_on_cuda` wherever they run.
@@ -333,18 +408,17 @@ impl Ready {
     }
 
     /// Submits, as soon as there is room in the queue, and does `then` before the interpreter lock is taken again.
-    fn submit<T: Send>(
+    pub(crate) fn submit<T: Send>(
         &self,
         py: Python<'_>,
         order: &Order<'_>,
         then: impl Fn(Batch) -> T + Sync,
     ) -> Result<T, Failure> {
         let begun = Instant::now();
-        let (then, mut deadline) = (&then, None);
+        let (then, mut ends) = (&then, None);
         loop {
             let tried = py.detach(|| {
-                let segment = self.engine.segment(order.peer)?;
-                Ok::<_, Failure>(match self.try_submit(&segment, order, deadline)? {
+                Ok::<_, Failure>(match self.try_submit(order, ends)? {
                     Tried::Submitted(batch) => Tried::Submitted(then(batch)),
                     Tried::Full(error) => Tried::Full(error),
                 })
@@ -353,33 +427,49 @@ impl Ready {
                 Tried::Submitted(value) => return Ok(value),
                 Tried::Full(error) => error,
             };
-            let timeout = self.engine.config().default_timeout(order.lists.bytes());
-            let end = *deadline.get_or_insert(begun + timeout.min(FOREVER));
-            if Instant::now() >= end {
+            let (_, no_later) = *ends.get_or_insert_with(|| self.ends(order, begun));
+            if Instant::now() >= no_later {
                 return Err(full.into());
             }
             self.look_for_signals(py, &[])?;
         }
     }
 
+    /// By when a batch has to be final, and until when it may wait for room in the queue.
+    fn ends(&self, order: &Order<'_>, begun: Instant) -> (Instant, Instant) {
+        let by_default = || self.engine.config().default_timeout(order.lists.bytes());
+        let timeout = order.options.timeout.unwrap_or_else(by_default).min(FOREVER);
+        let patience = match order.options.on_full {
+            OnFull::Wait => timeout,
+            OnFull::WaitFor(time) => time.min(timeout),
+            OnFull::Refuse => Duration::ZERO,
+        };
+        (begun + timeout, begun + patience)
+    }
+
     /// Submits if there is room in the queue before the next look for signals. What has waited for room has the less time left.
     fn try_submit(
         &self,
-        segment: &Segment,
         order: &Order<'_>,
-        deadline: Option<Instant>,
+        ends: Option<(Instant, Instant)>,
     ) -> Result<Tried<Batch>, Failure> {
-        let options = SubmitOptions {
-            timeout: deadline.map(|end| end.saturating_duration_since(Instant::now())),
-            notification: order.notification.clone(),
-            on_full: OnFull::WaitFor(SIGNALS),
-            stream: order.stream,
-        };
+        let mut options = order.options.clone();
+        if let Some((deadline, no_later)) = ends {
+            let now = Instant::now();
+            options.timeout = Some(deadline.saturating_duration_since(now));
+            options.on_full = OnFull::WaitFor(no_later.saturating_duration_since(now).min(SIGNALS));
+        } else {
+            options.on_full = match options.on_full {
+                OnFull::Refuse => OnFull::Refuse,
+                OnFull::Wait => OnFull::WaitFor(SIGNALS),
+                OnFull::WaitFor(time) => OnFull::WaitFor(time.min(SIGNALS)),
+            };
+        }
         let requests = order.lists.requests(order.op)?;
-        // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the class's
-        // documentation asks; `run` returns no sooner, unless by an exception, after a cancel, and closing the
+        // SAFETY: the caller keeps the local ranges mapped until the batch has ended, as the documentation of both
+        // faces asks; calls that wait return no sooner, unless by an exception, after a cancel, and closing the
         // engine ends batches, too.
-        match unsafe { segment.submit(requests, options) } {
+        match unsafe { order.segment.submit(requests, options) } {
             Ok(batch) => Ok(Tried::Submitted(batch)),
             Err(error @ Error::Busy { .. }) => Ok(Tried::Full(error)),
             Err(error) => Err(error.into()),

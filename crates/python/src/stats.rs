@@ -2,10 +2,24 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use tensorferry::{LaneStats, LastError, PeerStats, Version};
+use tensorferry::{Engine, LaneStats, LastError, PeerStats, Version};
+
+/// What an engine has done so far: its counters by name, and in `"peers"` a dict for every peer by its name.
+pub(crate) fn all<'py>(py: Python<'py>, engine: &Engine) -> PyResult<Bound<'py, PyDict>> {
+    let stats = PyDict::new(py);
+    for (name, value) in engine.stats().to_pairs() {
+        stats.set_item(name, value)?;
+    }
+    let peers = PyDict::new(py);
+    for each in py.detach(|| engine.peers()) {
+        peers.set_item(&*each.name, peer(py, &each)?)?;
+    }
+    stats.set_item("peers", peers)?;
+    Ok(stats)
+}
 
 /// How the engine stands with one peer.
-pub(crate) fn peer<'py>(py: Python<'py>, peer: &PeerStats) -> PyResult<Bound<'py, PyDict>> {
+fn peer<'py>(py: Python<'py>, peer: &PeerStats) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("state", peer.state.as_str())?;
     let lanes = peer.lanes.iter().map(|each| lane(py, each)).collect::<PyResult<Vec<_>>>()?;

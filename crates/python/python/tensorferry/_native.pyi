@@ -1,16 +1,25 @@
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Final, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, SupportsFloat, SupportsIndex, TypeAlias, final
 
 from _typeshed import ReadableBuffer
 from typing_extensions import disjoint_base
 
+from tensorferry._errors import Error
+
 __all__ = [
+    "Buffer",
+    "Engine",
     "InnerTransferEngine",
+    "Notification",
     "Read",
+    "Registration",
+    "Segment",
+    "Transfer",
     "TransferEngine",
     "TransferNotify",
     "TransferOpcode",
+    "Wakeups",
     "Write",
     "__version__",
     "doctor",
@@ -247,6 +256,197 @@ class TransferEngine:
     def warmup_efa_segment(self, segment_name: _Text) -> int: ...
     def get_engine(self) -> InnerTransferEngine | None: ...
     def get_engine_ptr(self) -> int: ...
+
+# The pythonic face: what `tensorferry` has
+
+class _Dlpack(Protocol):
+    def __dlpack__(self) -> object: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+_Range: TypeAlias = tuple[SupportsIndex, SupportsIndex]
+_Memory: TypeAlias = ReadableBuffer | _CudaArray | _Dlpack | _Range
+_Stream: TypeAlias = _CudaStream | _TorchStream | SupportsIndex
+_OnFull: TypeAlias = Literal["wait", "refuse"] | float
+_Time: TypeAlias = float | str
+_Size: TypeAlias = int | str
+
+@final
+class Buffer:
+    @property
+    def addr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Notification:
+    __match_args__: ClassVar[tuple[str, str]]
+    def __new__(cls, name: str = "", message: str = "") -> Notification: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Engine:
+    def __new__(
+        cls,
+        host: str = "127.0.0.1",
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        ports: tuple[int, int] | str | None = None,
+        lanes_per_peer: int | None = None,
+        io_threads: int | None = None,
+        transfer_timeout: _Time | None = None,
+        connect_timeout: _Time | None = None,
+        queue_bytes: _Size | None = None,
+        lane_idle_probe: _Time | None = None,
+        safe_copy: bool | None = None,
+        gpu: str | None = None,
+        staging_slots: int | None = None,
+        staging_slot_bytes: _Size | None = None,
+        log: str | None = None,
+    ) -> Engine: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def control_port(self) -> int: ...
+    @property
+    def data_port(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def register(self, obj: _Memory, *, readonly: bool = False, location: str = "*") -> Registration: ...
+    def buffers(self) -> list[Buffer]: ...
+    def open(self, name: str) -> Segment: ...
+    def segment(self, name: str) -> Segment: ...
+    def probe(self, name: str) -> None: ...
+    def notifications(self) -> list[Notification]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Registration:
+    @property
+    def addr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    def unregister(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Segment:
+    @property
+    def name(self) -> str: ...
+    @property
+    def engine(self) -> Engine: ...
+    def buffers(self) -> list[Buffer]: ...
+    def read(
+        self,
+        local: _Memory | SupportsIndex,
+        remote: SupportsIndex,
+        length: SupportsIndex | None = None,
+        *,
+        timeout: SupportsFloat | None = None,
+        stream: _Stream | None = None,
+        hold_stream: bool = False,
+        notify: Notification | None = None,
+        on_full: _OnFull = "wait",
+    ) -> None: ...
+    def write(
+        self,
+        local: _Memory | SupportsIndex,
+        remote: SupportsIndex,
+        length: SupportsIndex | None = None,
+        *,
+        timeout: SupportsFloat | None = None,
+        stream: _Stream | None = None,
+        hold_stream: bool = False,
+        notify: Notification | None = None,
+        on_full: _OnFull = "wait",
+    ) -> None: ...
+    def read_async(
+        self,
+        local: _Memory | SupportsIndex,
+        remote: SupportsIndex,
+        length: SupportsIndex | None = None,
+        *,
+        timeout: SupportsFloat | None = None,
+        stream: _Stream | None = None,
+        hold_stream: bool = False,
+        notify: Notification | None = None,
+        on_full: _OnFull = "wait",
+    ) -> Transfer: ...
+    def write_async(
+        self,
+        local: _Memory | SupportsIndex,
+        remote: SupportsIndex,
+        length: SupportsIndex | None = None,
+        *,
+        timeout: SupportsFloat | None = None,
+        stream: _Stream | None = None,
+        hold_stream: bool = False,
+        notify: Notification | None = None,
+        on_full: _OnFull = "wait",
+    ) -> Transfer: ...
+    def submit(
+        self,
+        op: Literal["read", "write"],
+        locals: _Ints | Sequence[_Memory],
+        remotes: _Ints,
+        lengths: _Ints | SupportsIndex | None = None,
+        *,
+        timeout: SupportsFloat | None = None,
+        stream: _Stream | None = None,
+        hold_stream: bool = False,
+        notify: Notification | None = None,
+        on_full: _OnFull = "wait",
+    ) -> Transfer: ...
+    def notify(self, notification: Notification) -> None: ...
+
+@final
+class Transfer:
+    @property
+    def done(self) -> bool: ...
+    @property
+    def state(self) -> Literal["running", "completed", "failed", "timed_out", "cancelled"]: ...
+    def wait(self, timeout: SupportsFloat | None = None) -> bool: ...
+    def result(self, timeout: SupportsFloat | None = None) -> None: ...
+    def cancel(self) -> None: ...
+    def _request_cancel(self) -> None: ...
+    def failures(self) -> list[tuple[int, Error]]: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+@final
+class Wakeups:
+    def __new__(cls, event: int, /) -> Wakeups: ...
+    def fileno(self) -> int: ...
+    def watch(self, transfer: Transfer, /) -> int | None: ...
+    def forget(self, ticket: int, /) -> None: ...
+    def take(self) -> list[int]: ...
 
 def main(args: Sequence[str | PathLike[str]], rerun: Sequence[str | PathLike[str]]) -> int: ...
 def doctor(require: Sequence[str], move: bool) -> str: ...
