@@ -62,6 +62,12 @@ impl Names {
         })
     }
 
+    /// As [`Pool::run_one`].
+    #[cfg(test)]
+    pub(crate) fn run_one(&self) -> bool {
+        self.pool.run_one()
+    }
+
     /// As [`Pool::close`]; whoever waits is told that it is over.
     pub(crate) fn close(&self, timeout: Duration) {
         let waiting = std::mem::take(&mut *locked(&self.asked));

@@ -329,7 +329,7 @@ impl Peer {
         let mut orphans = Work::default();
         if state.route.is_none() {
             orphans = state.queue.take_all();
-            state.unreachable_since.get_or_insert_with(Instant::now);
+            state.unreachable_since.get_or_insert_with(clock::now);
         }
         state.redialled = false;
         state.fetch_error = Some((began, error.clone()));
@@ -552,7 +552,7 @@ impl Peer {
         if state.redialled {
             orphans = state.queue.take_all();
             state.redialled = false;
-            state.unreachable_since.get_or_insert_with(Instant::now);
+            state.unreachable_since.get_or_insert_with(clock::now);
         } else {
             state.redialled = true;
         }

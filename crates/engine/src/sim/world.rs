@@ -660,8 +660,9 @@ impl<'a> World<'a> {
     fn run_job(&mut self) -> bool {
         let processes = &self.processes;
         let first = self.rng.below(processes.len());
-        let run =
-            |core: &Core| [&core.pool, &core.readers, &core.strangers].iter().any(|p| p.run_one());
+        let run = |core: &Core| {
+            core.readers.run_one() || core.names.run_one() || core.strangers.run_one()
+        };
         (0..processes.len()).any(|i| run(&processes[(first + i) % processes.len()].core))
     }
 
