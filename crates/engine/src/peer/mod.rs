@@ -229,11 +229,13 @@ impl Peer {
     fn ask_anew(self: &Arc<Self>, state: &mut State) {
         match state.asking.rests_until() {
             None => self.ask(state),
-            Some(at) => {
+            // Once: whoever is kicked looks at the queue, and comes by here again.
+            Some(at) if state.ask_at != Some(at) => {
                 state.ask_at = Some(at);
                 state.queue.note(at);
                 self.kick();
             }
+            Some(_) => {}
         }
     }
 

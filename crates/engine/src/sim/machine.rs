@@ -34,6 +34,8 @@ pub(super) struct Thread {
     /// Turns in which nothing moved anywhere, nor had since the one before, and what had moved by then.
     idle: u32,
     moved: u64,
+    /// When the last turn was.
+    ran: Option<Instant>,
 }
 
 /// A buffer, and what has become of it.
@@ -99,7 +101,7 @@ impl Process {
         let start = |(thread, poll)| {
             net::with(|net| net.running = ThreadId { process, thread });
             let reactor = Reactor::new(Arc::clone(&core), thread, poll, listeners.take()).unwrap();
-            Thread { reactor: Some(reactor), wake: None, idle: 0, moved: 0 }
+            Thread { reactor: Some(reactor), wake: None, idle: 0, moved: 0, ran: None }
         };
         let threads = polls.into_iter().enumerate().map(start).collect();
         let engine = Engine::simulated(Arc::clone(&core)).unwrap();
@@ -138,7 +140,7 @@ impl Process {
             net.running = id;
             (net.poll(id), net.now)
         });
-        let late = thread.wake.is_some_and(|at| at < now);
+        let passed = thread.ran.replace(now) != Some(now);
         let told = !events.is_empty();
         net::with(|net| net.note(|| format!("{id:?} runs with {} events", events.len())));
         reactor.turn(events);
@@ -149,7 +151,7 @@ impl Process {
         }
         thread.wake = reactor.timeout().map(|left| now + left);
         let before = std::mem::replace(&mut thread.moved, net::with(|net| net.moved));
-        let effect = told || late || thread.moved != before;
+        let effect = told || passed || thread.moved != before;
         thread.idle = if effect { 0 } else { thread.idle + 1 };
         if thread.idle > MOST_IDLE {
             return Err(format!("{id:?} had {} turns without any effect", thread.idle));

@@ -112,3 +112,18 @@ fn a_seed_has_the_same_schedule_each_time() {
         assert_eq!(first, run(seed, &arena), "seed {seed}");
     }
 }
+
+/// Requests outside of all buffers, one batch after the other, while the descriptor is not asked for again for a while.
+#[test]
+fn nobody_turns_in_circles_while_a_descriptor_is_not_asked_for_again() {
+    let arena = Arena::new();
+    for seed in 0..20 {
+        let mut plan = Plan::of(seed).made_calm();
+        plan.faults.stray = 500;
+        let mut world = World::new(seed, plan, &arena);
+        let result = run_all(&mut world);
+        drop(world);
+        let net = Net::finish().expect("begun above");
+        assert!(result.is_ok(), "seed {seed}: {result:?}\n{}", net.trace.to_text());
+    }
+}

@@ -98,6 +98,14 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The same without faults, and with time for all.
+    pub(super) fn made_calm(self) -> Self {
+        let (faults, timeouts) = (Faults::default(), (LONG, LONG));
+        Self { faults, timeouts, calm: true, batches: 12, sizes: Sizes::Small, ..self }
+    }
+}
+
 /// Longer than any schedule takes that moves at all.
 const LONG: Duration = Duration::from_secs(300);
 
