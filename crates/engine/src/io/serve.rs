@@ -37,10 +37,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Reactor {
     pub(super) fn drive_serve(&mut self, conn: &mut Conn) -> Fate {
-        if conn.gone && conn.serve().serve.is_starved() {
-            tracing::debug!("a connection from a peer is lost while it waits for a staging slot");
-            return Fate::Close;
-        }
         let mut served = Served::default();
         let before = conn.serve().serve.stashed();
         let answers = conn.serve().serve.answers();
@@ -52,6 +48,11 @@ impl Reactor {
             self.say_refused(conn, &refusal);
         }
         if conn.serve().serve.is_starved() {
+            if conn.gone {
+                // Nobody waits for it, and reading would not tell before there is a slot.
+                tracing::debug!("a connection from a peer ends while it waits for a staging slot");
+                return Fate::Close;
+            }
             self.sweep_by(self.now + STARVED);
         }
         if served != Served::default() {
