@@ -334,6 +334,8 @@ fn a_peer_that_came_back_on_another_data_port_is_found_within_the_request() {
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(1000).unwrap();
     start(&segment, Op::Write, &local, BASE).wait().unwrap();
+    // What is sent to a peer that is about to hang up may have arrived, for all that is known here.
+    eventually("it has hung up", || fake.hung_up() == 1);
     // Its port is gone, the control port says the new one.
     fake.publish(|d| d.tcp_data_port = dead_port());
     assert_eq!(segment.buffers().unwrap().len(), 1);
