@@ -93,6 +93,45 @@ fn samples() -> Vec<Error> {
     ]
 }
 
+/// Does not compile when there is a new kind of error: add one of it to [`samples`], and a section to the page.
+fn is_known(error: &Error) {
+    match error {
+        Error::Config(_)
+        | Error::Name(_)
+        | Error::BadArgument { .. }
+        | Error::Overlap { .. }
+        | Error::NotRegistered { .. }
+        | Error::StillInUse { .. }
+        | Error::PeerUnreachable { .. }
+        | Error::Refused(_)
+        | Error::RangeNotPublished(_)
+        | Error::ConnectionLost { .. }
+        | Error::OutcomeUnknown { .. }
+        | Error::BadLocalAddress { .. }
+        | Error::TimedOut { .. }
+        | Error::Cancelled { .. }
+        | Error::Unregistered(_)
+        | Error::Protocol { .. }
+        | Error::BadAnswer { .. }
+        | Error::NotifyFailed { .. }
+        | Error::NotifyTooLarge { .. }
+        | Error::Busy { .. }
+        | Error::PortsExhausted { .. }
+        | Error::UnknownBatch { .. }
+        | Error::Closed
+        | Error::ForkedProcess { .. }
+        | Error::Io { .. }
+        | Error::Unmapped { .. }
+        | Error::Gpu(_)
+        | Error::DeviceCopy { .. }
+        | Error::DeviceStuck { .. }
+        | Error::NoDeviceAnswer { .. }
+        | Error::WrongLocation { .. }
+        | Error::Reallocated { .. }
+        | Error::StreamCaptured { .. } => {}
+    }
+}
+
 /// The part of the page below a heading of the second level.
 fn section(heading: &str) -> Option<&'static str> {
     let begin = PAGE.find(&format!("\n## {heading}\n"))? + 1;
@@ -103,6 +142,7 @@ fn section(heading: &str) -> Option<&'static str> {
 #[test]
 fn every_error_is_on_its_page_as_it_is() {
     for (i, error) in samples().iter().enumerate() {
+        is_known(error);
         assert_eq!(error.code(), i as u32 + 1, "{error}: one of each, in the order of their codes");
         let heading = format!("{} {}", error.code(), error.name());
         let text = section(&heading).unwrap_or_else(|| panic!("no section {heading:?}"));
