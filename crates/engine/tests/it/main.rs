@@ -32,6 +32,7 @@ mod load;
 mod local;
 mod logs;
 mod mutated;
+mod names;
 mod operators;
 mod own;
 mod pair;
