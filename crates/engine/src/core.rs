@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tensorferry_wire::{
-    BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, Notification, SegmentDescriptor,
+    BufferDescriptor, DEFAULT_SEND_LIMIT, FerryKey, FrameKind, MessageType, Notification,
+    SegmentDescriptor, encode_frame,
 };
 
 use crate::config::Config;
@@ -70,7 +71,7 @@ struct Inbox {
 
 struct Published {
     version: u64,
-    json: Arc<[u8]>,
+    frame: Arc<[u8]>,
 }
 
 /// How many descriptors are read at the same time.
@@ -257,12 +258,13 @@ impl Core {
         std::mem::take(&mut *locked(&self.inbox)).waiting.into()
     }
 
-    /// The published descriptor, made anew when registrations have changed.
-    pub(crate) fn descriptor_json(&self) -> Arc<[u8]> {
+    /// The frame that publishes the descriptor, made anew when registrations have changed. It may be long, and everybody
+    /// who asks is sent the same one: how many do, and do not take it, costs nothing.
+    pub(crate) fn descriptor_frame(&self) -> Arc<[u8]> {
         let version = self.registry.version();
         let mut published = locked(&self.descriptor);
         if let Some(p) = published.as_ref().filter(|p| p.version == version) {
-            return Arc::clone(&p.json);
+            return Arc::clone(&p.frame);
         }
         let descriptor = self.descriptor();
         let encoded = descriptor.to_json(DEFAULT_SEND_LIMIT);
@@ -275,9 +277,10 @@ impl Core {
                 )
             });
         }
-        let json: Arc<[u8]> = encoded.json.into();
-        *published = Some(Published { version, json: Arc::clone(&json) });
-        json
+        let kind = FrameKind::Typed(MessageType::Metadata);
+        let frame: Arc<[u8]> = encode_frame(kind, &encoded.json).into();
+        *published = Some(Published { version, frame: Arc::clone(&frame) });
+        frame
     }
 
     fn descriptor(&self) -> SegmentDescriptor {

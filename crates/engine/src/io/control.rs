@@ -1,6 +1,7 @@
 //! Driving a connection to our control port: one request, one answer.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tensorferry_wire::{FrameReader, WireError};
@@ -24,7 +25,7 @@ pub(crate) struct ControlConn {
 enum Phase {
     Asking(FrameReader),
     Answering {
-        frame: Vec<u8>,
+        frame: Arc<[u8]>,
         sent: usize,
     },
     /// Answered; the peer hangs up first, so that the answer cannot be destroyed by a reset.

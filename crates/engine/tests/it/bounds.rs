@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use tensorferry::{Batch, Config, HostBuffer, Op, Request, SubmitOptions};
+use tensorferry_wire::{FrameKind, MessageType, encode_frame};
 
 use crate::common::{Pair, alone, engine, eventually, ms, resident, start, timed, within};
 
@@ -68,6 +69,44 @@ fn half_requests_on_the_control_port_alone() {
     assert!(most < before + (200 << 20), "{most} of {before}");
     drop(streams);
     eventually("room again", || engine(Config::default()).probe(e.name()).is_ok());
+}
+
+#[test]
+fn those_who_ask_and_do_not_listen_cost_little() {
+    alone("bounds::those_who_ask_and_do_not_listen_alone");
+}
+
+#[test]
+#[ignore = "counts memory of the process, so it is started by itself"]
+fn those_who_ask_and_do_not_listen_alone() {
+    const EACH: u64 = 64;
+    let e = engine(Config::default());
+    // A descriptor as long as they get.
+    let memory = HostBuffer::zeroed(20_000 * EACH as usize).unwrap();
+    for i in 0..20_000 {
+        let addr = memory.addr() + i * EACH;
+        #[expect(unsafe_code, reason = "many buffers in one mapping")]
+        // SAFETY: `memory` outlives the engine's use.
+        unsafe { e.register(addr, EACH, &Default::default()) }.unwrap();
+    }
+    let initiator = engine(Config::default());
+    initiator.open(e.name()).unwrap();
+    let before = resident();
+    let ask = encode_frame(FrameKind::Typed(MessageType::Metadata), b"{}");
+    let deaf: Vec<TcpStream> = (0..300)
+        .map(|_| {
+            let mut stream = TcpStream::connect(("127.0.0.1", e.control_port())).unwrap();
+            socket2::SockRef::from(&stream).set_recv_buffer_size(4096).unwrap();
+            stream.write_all(&ask).unwrap();
+            stream
+        })
+        .collect();
+    // Whoever comes behind them is answered when they have been.
+    initiator.probe(e.name()).unwrap();
+    let more = resident().saturating_sub(before);
+    eprintln!("{} KiB more for 300 who do not listen to 1 MiB each", more >> 10);
+    assert!(more < 20 << 20, "{more} bytes more");
+    drop(deaf);
 }
 
 #[test]
