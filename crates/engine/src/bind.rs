@@ -75,9 +75,15 @@ fn candidates(host: &str, config: &Config) -> Vec<IpAddr> {
     all
 }
 
+/// A range of fewer ports is meant for a process of its own, or a few.
+const MANY_PORTS: usize = 64;
+
+/// The control and the data listener. Few ports are taken from the first one on, so that a process that is started again
+/// has the same ones, and nobody who knew it before takes its control port for its data port. Of many, any are taken:
+/// processes that start at once are not all in each other's way.
 fn bind_two(ip: IpAddr, config: &Config) -> io::Result<(Listener, Listener)> {
     let range = config.ports;
-    let start = random() as usize % range.len();
+    let start = if range.len() < MANY_PORTS { 0 } else { random() as usize % range.len() };
     let mut ports = (0..range.len()).map(|i| range.first + ((start + i) % range.len()) as u16);
     let mut next = || -> io::Result<Listener> {
         let mut last = io::Error::from_raw_os_error(libc::EADDRINUSE);
@@ -142,6 +148,22 @@ mod tests {
             error.contains(&ports.to_string()) && error.contains("TENSORFERRY_PORTS"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_process_that_has_few_ports_to_itself_comes_back_at_the_same_ones() {
+        let base = Listener::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().port().unwrap();
+        let first = base.clamp(1024, 65_000);
+        let config = Config { ports: PortRange { first, last: first + 7 }, ..Config::default() };
+        let ports = || {
+            let (_control, _data, a) = bind("127.0.0.1", &config).unwrap();
+            (a.control_port, a.data_port)
+        };
+        let before = ports();
+        assert!(before.0 < before.1);
+        for _ in 0..20 {
+            assert_eq!(ports(), before);
+        }
     }
 
     #[test]
