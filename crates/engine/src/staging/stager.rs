@@ -63,8 +63,15 @@ pub(crate) struct Done {
     state: AtomicU8,
     fault: OnceLock<Fault>,
     keep: Mutex<Vec<Keep>>,
-    /// When somebody first saw that a batch of it was told to stop.
-    stopped: Mutex<Option<Instant>>,
+    /// Since somebody first saw that a batch of it was told to stop.
+    overrun: Mutex<Option<Overrun>>,
+}
+
+/// A job that goes on although a batch of it was told to stop.
+struct Overrun {
+    since: Instant,
+    /// When its time was up, and how often the worker had begun to look by then.
+    due: Option<(Instant, u64)>,
 }
 
 const RUNNING: u8 = 0;
@@ -87,6 +94,8 @@ pub(crate) struct Stager {
     /// When a copy last ended, by [`Way`].
     moved: Mutex<[Option<Instant>; 3]>,
     next: AtomicU64,
+    /// How often the worker has begun to look at all copies.
+    looks: AtomicU64,
     ended: Mutex<bool>,
     end_seen: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -108,6 +117,10 @@ struct Orders {
 /// How long a copy may go on after its batch was told to stop, or after the device last ended one, before it counts as
 /// hung. A slot is copied in a millisecond or less; this much more is for a device that others keep busy.
 const GRACE: Duration = Duration::from_millis(60);
+/// How much longer it may go on unseen: the worker may wait for a processor, or in a call of the library.
+const UNSEEN: Duration = Duration::from_millis(340);
+/// How soon it is asked again whether the worker has looked.
+const AGAIN: Duration = Duration::from_millis(2);
 /// How long a registration waits for the worker's first words: it may have to pin the slots.
 const START: Duration = Duration::from_secs(30);
 
@@ -134,6 +147,7 @@ impl Stager {
             gates: Mutex::default(),
             moved: Mutex::default(),
             next: AtomicU64::new(1),
+            looks: AtomicU64::new(0),
             ended: Mutex::default(),
             end_seen: Condvar::new(),
             thread: Mutex::default(),
@@ -221,7 +235,7 @@ impl Stager {
             state: AtomicU8::new(RUNNING),
             fault: OnceLock::new(),
             keep: Mutex::new(keep),
-            stopped: Mutex::default(),
+            overrun: Mutex::default(),
         });
         // Relaxed: a number that nothing else has.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -316,6 +330,12 @@ impl Stager {
         orders.refusal.is_some()
     }
 
+    /// The worker begins to look at all copies.
+    pub(super) fn looks(&self) {
+        // Relaxed: it only says that time has passed; what a look finds is published by `end`.
+        self.looks.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The worker's last word: it makes no call any more.
     pub(super) fn ended(&self) {
         *locked(&self.ended) = true;
@@ -341,10 +361,8 @@ impl Stager {
     pub(crate) fn sweep(&self, now: Instant) -> Option<Instant> {
         let live: Vec<_> = locked(&self.live).values().cloned().collect();
         let moved = *locked(&self.moved);
-        let next = live
-            .iter()
-            .filter_map(|done| done.sweep(self.device, now, moved[done.way as usize]))
-            .min();
+        let next =
+            live.iter().filter_map(|done| done.sweep(self, now, moved[done.way as usize])).min();
         let gates: Vec<_> = locked(&self.gates).clone();
         let next_gate = gates.iter().filter_map(|gate| gate.sweep(now)).min();
         next.into_iter().chain(next_gate).min()
@@ -419,7 +437,7 @@ impl Done {
 
     /// Gives up on a copy that goes on although its batch was told to stop; returns when to look again.
     /// `moved` is when the device last ended a copy in its direction.
-    fn sweep(&self, device: DeviceId, now: Instant, moved: Option<Instant>) -> Option<Instant> {
+    fn sweep(&self, stager: &Stager, now: Instant, moved: Option<Instant>) -> Option<Instant> {
         let (mut next, mut stopped) = (None::<Instant>, false);
         for keep in &*locked(&self.keep) {
             let Keep::Hold(hold) = keep else { continue };
@@ -434,12 +452,14 @@ impl Done {
         if !stopped {
             return next;
         }
-        let stopped = *locked(&self.stopped).get_or_insert(now);
-        let due = moved.map_or(stopped, |moved| moved.max(stopped)) + GRACE;
-        if now < due {
-            return Some(next.map_or(due, |next| next.min(due)));
+        let looks = stager.looks.load(Ordering::Relaxed);
+        let again = locked(&self.overrun)
+            .get_or_insert(Overrun { since: now, due: None })
+            .look_again(now, moved, looks);
+        if let Some(again) = again {
+            return Some(next.map_or(again, |next| next.min(again)));
         }
-        self.abandon(device, |hold| hold.batch().stop_at(now).is_some());
+        self.abandon(stager.device, |hold| hold.batch().stop_at(now).is_some());
         next
     }
 
@@ -465,8 +485,60 @@ impl Done {
     }
 }
 
+impl Overrun {
+    /// When to look at it again; `None`: it hangs. `looks`: how often the worker has begun to look at all copies.
+    fn look_again(&mut self, now: Instant, moved: Option<Instant>, looks: u64) -> Option<Instant> {
+        let due = moved.map_or(self.since, |moved| moved.max(self.since)) + GRACE;
+        if now < due {
+            self.due = None;
+            return Some(due);
+        }
+        // It may have ended long ago, and the worker not have been there to see it. The second look that begins from
+        // now on proves that the first one was a whole one.
+        let (asked, seen) = *self.due.get_or_insert((now, looks));
+        (looks < seen + 2 && now < asked + UNSEEN).then(|| now + AGAIN)
+    }
+}
+
 impl fmt::Debug for Stager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Stager").field(&self.device).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_copy_hangs_if_the_worker_has_looked_after_its_time_or_does_not_come_to_it() {
+        let start = Instant::now();
+        let overrun = || Overrun { since: start, due: None };
+        let mut seen = overrun();
+        assert_eq!(seen.look_again(start + 59 * MS, None, 5), Some(start + GRACE));
+        let late = start + 70 * MS;
+        assert_eq!(seen.look_again(late, None, 6), Some(late + AGAIN));
+        assert_eq!(seen.look_again(late + MS, None, 7), Some(late + MS + AGAIN));
+        assert_eq!(seen.look_again(late + MS, None, 8), None);
+
+        let mut unseen = overrun();
+        assert_eq!(unseen.look_again(start + 900 * MS, None, 6), Some(start + 900 * MS + AGAIN));
+        let end = start + 900 * MS + UNSEEN;
+        assert_eq!(unseen.look_again(end - MS, None, 7), Some(end - MS + AGAIN));
+        assert_eq!(unseen.look_again(end, None, 7), None);
+    }
+
+    #[test]
+    fn a_copy_has_time_while_the_device_ends_others() {
+        let start = Instant::now();
+        let mut overrun = Overrun { since: start, due: None };
+        assert!(overrun.look_again(start + 60 * MS, None, 1).is_some());
+        let moved = Some(start + 50 * MS);
+        assert_eq!(overrun.look_again(start + 61 * MS, moved, 9), Some(start + 110 * MS));
+        // What the worker had seen before that says nothing.
+        assert!(overrun.look_again(start + 110 * MS, moved, 9).is_some());
+        assert_eq!(overrun.look_again(start + 111 * MS, moved, 11), None);
     }
 }

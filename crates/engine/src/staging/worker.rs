@@ -262,6 +262,7 @@ impl Worker<'_> {
 
     /// Ends the tasks whose copies are complete; whether there was one.
     fn look(&mut self) -> bool {
+        self.stager.looks();
         let mut any = false;
         for line in 0..self.lines.len() {
             while let Some(ended) = self.first_ended(line) {
