@@ -93,8 +93,7 @@ def close_arena(state, name, images) -> dict:
     Nobody may touch it after that: what is there now must be there when `drop_arena` looks again.
     """
     arena = arenas(state)[name]
-    code = state.engines["main"].unregister_memory(arena.address)
-    problems = [] if code == 0 else [f"unregister_memory of {name}: {code}: {state.module.TransferEngine.last_error()}"]
+    problems = let_go(state, arena)
     checked = 0
     for path, start in images:
         with np.load(path) as saved:
@@ -108,6 +107,17 @@ def close_arena(state, name, images) -> dict:
         checked += int(np.count_nonzero(known))
     arena.digest = hash(arena.read(0, arena.size).tobytes())
     return {"problems": problems, "checked": checked}
+
+
+def let_go(state, arena) -> list[str]:
+    """Unregisters an arena; what went wrong. It must not be freed before: so it is tried again, and for a long time."""
+    problems, began = [], time.monotonic()
+    while code := state.engines["main"].unregister_memory(arena.address):
+        took = time.monotonic() - began
+        problems.append(f"unregister_memory of {arena.name}: {code} after {took:.1f} s: {state.module.TransferEngine.last_error()}")
+        if took > 30:
+            raise RuntimeError(problems[-1])
+    return problems
 
 
 def drop_arena(state, name) -> list[str]:
