@@ -22,6 +22,8 @@ class Fault:
     writes: frozenset[int] = frozenset({LATE})
     #: Some entries may be complete: those that were there before it happened.
     some_complete: bool = False
+    #: It may be met, or be over before the transfer: what was idle for a while is replaced before it is used.
+    may_pass: bool = False
     #: Orders to the relay that begin and end it.
     orders: tuple[dict, ...] = ()
     healing: tuple[dict, ...] = ({"do": "rule"}, {"do": "accept", "how": "pass"})
@@ -76,6 +78,7 @@ def spoil(*at: int) -> tuple[dict, ...]:
 
 
 ABSENT = {UNREACHABLE}
+KILL = ({"do": "kill", "port": "data", "how": "silence"},)
 WRITES_CUT = {UNKNOWN, LOST}
 
 DATA = [
@@ -94,7 +97,7 @@ DATA = [
         warm=True,
         some_complete=True,
     ),
-    Fault("connections vanish", warm=True, orders=({"do": "kill", "port": "data", "how": "silence"},), some_complete=True),
+    Fault("connections vanish", warm=True, orders=KILL, some_complete=True, may_pass=True),
     told("RST in mid-body", {LOST}, WRITES_CUT, orders=cut("rst"), some_complete=True),
     told("FIN in mid-body", {LOST}, WRITES_CUT, orders=cut("fin"), some_complete=True),
     told("half-close by the target", {LOST}, WRITES_CUT, orders=cut("half_close", "to_initiator", 4), some_complete=True),

@@ -19,6 +19,8 @@ from .report import CODES, Row, kinds
 DEADLINE_MS = 2000
 #: A deadline is met so soon after it, in seconds. What is known before is told within `KNOWN`.
 GRACE, KNOWN = 0.5, 1.0
+#: How long a final state is waited for.
+PATIENCE = 45.0
 #: How soon the next transfer is complete when the fault has gone.
 HEALED = 1.0
 #: The released engine answers its control connections one after the other, and waits so long for each that is stuck.
@@ -213,10 +215,12 @@ def play(scene: Scene, initiator: Initiator, row: Row) -> None:
             row.expect(outcome is not None and outcome["state"] == "Completed", f"before the fault: {outcome}")
     if not scene.fault.in_body:
         scene.begin()
-    numbers = initiator.do("submit", batches=first, timeout_ms=DEADLINE_MS)
+    # What ends before its deadline is given more of it on a busy machine, so that it is not taken for late.
+    more = 1 if scene.fault.silent else slack() ** 2
+    numbers = initiator.do("submit", batches=first, timeout_ms=int(DEADLINE_MS * more))
     if scene.fault.in_body:
         scene.begin()
-    outcomes = initiator.do("outcome", batches=numbers, seconds=12)
+    outcomes = initiator.do("outcome", batches=numbers, seconds=PATIENCE)
     # Whoever still writes or reads this memory is found out by the canary.
     initiator.do("fill", at=0, len=scene.size, seed=CANARY)
     judge(scene, row, outcomes)
@@ -237,14 +241,15 @@ def judge(scene: Scene, row: Row, outcomes: list[dict | None]) -> None:
     times = [outcome["seconds"] for outcome in outcomes if outcome]
     row.states = dict(Counter(outcome["state"] if outcome else "none" for outcome in outcomes))
     row.kinds = dict(sum((kinds(outcome["codes"]) for outcome in outcomes if outcome), Counter()))
-    row.expect(len(times) == len(outcomes), "some had no final state after 12 s")
+    row.expect(len(times) == len(outcomes), f"some had no final state after {PATIENCE:.0f} s")
     if not times:
         return
     row.first, row.latest = min(times), max(times)
     limit = DEADLINE_MS / 1e3 + GRACE * slack() if fault.silent else KNOWN * slack()
     row.expect(row.latest <= limit, f"the latest ended after {row.latest:.3f} s, and the limit is {limit:.1f} s")
     if fault.silent:
-        row.expect(row.first >= DEADLINE_MS / 1e3, f"the first ended before its deadline, after {row.first:.3f} s")
+        first = min((outcome["seconds"] for outcome in outcomes if outcome and outcome["state"] != "Completed"), default=99.0)
+        row.expect(first >= DEADLINE_MS / 1e3, f"the first ended before its deadline, after {first:.3f} s")
     allowed = fault.allowed(scene.op)
     failed = 0
     for outcome in filter(None, outcomes):
@@ -256,7 +261,7 @@ def judge(scene: Scene, row: Row, outcomes: list[dict | None]) -> None:
         row.expect(outcome["vague"] is None, f"it does not say to whom or what: {outcome['vague']}")
         row.expect(fault.some_complete or not outcome["completed"], f"{outcome['completed']} entries completed")
     # A process is killed when it is, and some of its transfers may have been faster.
-    row.expect(2 * failed > len(outcomes), "most transfers did not meet the fault")
+    row.expect(fault.may_pass or 2 * failed > len(outcomes), "most transfers did not meet the fault")
 
 
 def recover(scene: Scene, initiator: Initiator, row: Row) -> int:
