@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from peers import slack
 from relay import Relay
 
 from .ends import OLD, Target
-from .report import Row
+from .report import Row, stretch
 
 #: On a machine so busy that an answer takes longer than that, the relay closes connections that are in use.
 CLOSED_AFTER_MS = 1000
@@ -71,7 +70,7 @@ def judge(group, kind: str, result: dict, ended: int) -> Row:
     row.expect(not result["failed"], f"{len(result['failed'])} failed: {result['failed'][:1]}")
     row.expect(len(times) == peers * cycles, f"{len(times)} of {peers * cycles} were measured")
     # A busy machine is slow in steps of a scheduler's slice, so a factor is not enough.
-    limit = LIMITS[how] + 0.06 * (slack() - 1)
+    limit = LIMITS[how] + 0.06 * (stretch() - 1)
     row.expect(p99 <= limit, f"p99 is {p99 * 1e3:.1f} ms, and the limit is {limit * 1e3:.0f} ms")
     if gap > CLOSED_AFTER_MS / 1e3:
         row.expect(ended >= peers * min(cycles, 2), f"only {ended} connections were closed by the relay")

@@ -7,10 +7,9 @@ import signal
 import statistics
 from contextlib import ExitStack
 
-from peers import slack
 
 from .ends import HOLES, OLD, Target
-from .report import Row
+from .report import Row, stretch
 
 LENGTH, QUEUED, QUEUED_LENGTH = 64 << 10, 64, 1 << 20
 #: How much of a processor the initiator may take while it does nothing but wait for the two; it is looked at so long.
@@ -82,7 +81,7 @@ def judge(row: Row, measured: list[tuple[dict, dict]], full: bool, busy: float) 
     failed = [text for pair in measured for one in pair for text in one["failed"]]
     row.states = {"measured": len(measured)}
     row.measured = f"rate × {rate:.2f} of {speed / 1e6:.0f} MB/s, p99 × {p99:.2f}, processor time × {cpu:.2f}; waiting took {busy:.1%}"
-    least, most = (RATE, P99) if full else (GATE_RATE / slack(), GATE_P99 * slack())
+    least, most = (RATE, P99) if full else (GATE_RATE / stretch(), GATE_P99 * stretch())
     row.expect(rate >= least, f"the rate is × {rate:.2f}, and the limit is {least:.2f}")
     row.expect(p99 <= most, f"the p99 is × {p99:.2f}, and the limit is {most:.1f}")
     row.expect(cpu <= MOST_CPU, f"a write takes × {cpu:.2f} of the processor time that it takes alone")

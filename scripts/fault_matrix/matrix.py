@@ -9,12 +9,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from peers import slack, wait_until
+from peers import wait_until
 from relay import Relay
 
 from .cells import Fault
 from .ends import CANARY, NEW, HOLES, OLD, Initiator, Target
-from .report import CODES, Row, kinds
+from .report import CODES, Row, kinds, stretch
 
 DEADLINE_MS = 2000
 #: A deadline is met so soon after it, in seconds. What is known before is told within `KNOWN`.
@@ -216,7 +216,7 @@ def play(scene: Scene, initiator: Initiator, row: Row) -> None:
     if not scene.fault.in_body:
         scene.begin()
     # What ends before its deadline is given more of it on a busy machine, so that it is not taken for late.
-    more = 1 if scene.fault.silent else slack() ** 2
+    more = 1 if scene.fault.silent else min(stretch() ** 2, 15)
     numbers = initiator.do("submit", batches=first, timeout_ms=int(DEADLINE_MS * more))
     if scene.fault.in_body:
         scene.begin()
@@ -245,7 +245,7 @@ def judge(scene: Scene, row: Row, outcomes: list[dict | None]) -> None:
     if not times:
         return
     row.first, row.latest = min(times), max(times)
-    limit = DEADLINE_MS / 1e3 + GRACE * slack() if fault.silent else KNOWN * slack()
+    limit = DEADLINE_MS / 1e3 + GRACE * stretch() if fault.silent else KNOWN * stretch()
     row.expect(row.latest <= limit, f"the latest ended after {row.latest:.3f} s, and the limit is {limit:.1f} s")
     if fault.silent:
         first = min((outcome["seconds"] for outcome in outcomes if outcome and outcome["state"] != "Completed"), default=99.0)
@@ -273,7 +273,7 @@ def recover(scene: Scene, initiator: Initiator, row: Row) -> int:
     row.expect(not bad, f"{len(bad)} of {len(outcomes)} next transfers failed: {bad and bad[0]}")
     times = [outcome["seconds"] for outcome in outcomes if outcome]
     if times:
-        limit = HEALED * slack() + SERIAL * scene.is_serial
+        limit = HEALED * stretch() + SERIAL * scene.is_serial
         row.measured = f"next one after {max(times):.3f} s"
         row.expect(max(times) <= limit, f"the next transfer took {max(times):.3f} s, and the limit is {limit:.1f} s")
     if not bad:

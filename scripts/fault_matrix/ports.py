@@ -9,11 +9,11 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 
-from peers import slack, wait_until
+from peers import wait_until
 from raw import READ, V2, DataClient, descriptor, header
 
 from .ends import OLD, Target
-from .report import Row
+from .report import Row, stretch
 
 LANES, PEERS, THREADS, LENGTH = 4, 2, 32, 4096
 RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
@@ -127,7 +127,7 @@ def few_files() -> Row:
     row.expect(FILES // 4 <= len(served) <= FILES, f"{len(served)} were served with {FILES} descriptors")
     row.expect(answered == len(late), f"{answered} of {len(late)} that had waited were served in the end")
     row.expect(busy < BUSY, f"the receiver took {busy:.0%} of a processor while clients waited")
-    row.expect(resumed < 5 * slack(), f"service was back after {resumed:.2f} s")
+    row.expect(resumed < 5 * stretch(), f"service was back after {resumed:.2f} s")
     return row
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from peers import slack, wait_until
+from peers import wait_until
 from relay import Relay
 
 from .ends import NEW, OLD, Target
-from .report import Row
+from .report import Row, stretch
 
 LENGTH = 64 << 10
 #: How soon a peer is usable, in seconds after it has come up.
@@ -82,7 +82,7 @@ def restarts(full: bool, kind: str) -> Row:
     row.states = {"usable again": times}
     row.first, row.latest = 0.0, slowest
     row.measured = f"{landed} bytes by an old handle, {leaked} sockets left"
-    limit = USABLE * slack()
+    limit = USABLE * stretch()
     row.expect(slowest <= limit, f"usable {slowest:.3f} s after it was up again, and the limit is {limit:.1f} s")
     row.expect(landed == 0, f"{landed} bytes were written by what was known of the old process")
     row.expect(leaked <= 0, f"{leaked} descriptors more than at the start")
@@ -130,6 +130,6 @@ def first_contact(kind: str) -> Row:
     row.latest = row.first = first["seconds"]
     row.states = {"usable": int(first["seconds"] is not None)}
     row.measured = f"asked {sum(texts.values())} times before"
-    limit = USABLE * slack()
+    limit = USABLE * stretch()
     row.expect(first["seconds"] is not None and first["seconds"] <= limit, f"{first}, and the limit is {limit:.1f} s")
     return row
