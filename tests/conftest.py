@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import defects_kit
 import pytest
-from peers import OLD_PEER, OURS, PEER, STAND_IN, EngineProcess, why_absent
+from peers import OLD_PEER, OURS, PEER, ROOT, STAND_IN, EngineProcess, need, why_absent
 
 
 @dataclass(frozen=True)
@@ -119,3 +122,21 @@ def bombarded(shared):
     if not shared:
         shared.append(defects_kit.Ends(OURS, 1 << 16))
     return shared[-1]
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory) -> Path:
+    """A folder with the simulated libraries, under the vendors' names."""
+    need(OURS)
+    if not shutil.which("cargo"):
+        pytest.skip("skipped: there is no cargo to build the simulated GPU with")
+    folder = tmp_path_factory.mktemp("simgpu")
+    names = ["libcuda.so.1", "libmusart.so.5", "libamdhip64.so.6"]
+    built = subprocess.run([str(ROOT / "scripts" / "simgpu"), str(folder), *names], capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cuda(libraries) -> str:
+    return str(libraries / "libcuda.so.1")

@@ -157,6 +157,8 @@ def test_stats_count(two):
     after = two.initiator.stats()
     assert after["bytes_written"] - before["bytes_written"] == 1000
     assert after["requests_completed"] - before["requests_completed"] == 1
+    peer = after["peers"][two.target.name]
+    assert peer["bytes_written"] >= 1000 and peer["lanes"]
 
 
 def test_engines_do_not_mix(two):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -29,24 +28,6 @@ NEAR, FAR = 3, 1021
 KINDS = ["host", "device"]
 OPS = ["write", "read"]
 ON_CUDA = ["transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda"]
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory) -> Path:
-    """A folder with the simulated libraries, under the vendors' names."""
-    need(OURS)
-    if not shutil.which("cargo"):
-        pytest.skip("skipped: there is no cargo to build the simulated GPU with")
-    folder = tmp_path_factory.mktemp("simgpu")
-    names = ["libcuda.so.1", "libmusart.so.5", "libamdhip64.so.6"]
-    built = subprocess.run([str(ROOT / "scripts" / "simgpu"), str(folder), *names], capture_output=True, text=True, timeout=600)
-    assert built.returncode == 0, built.stderr
-    return folder
-
-
-@pytest.fixture(scope="session")
-def cuda(libraries) -> str:
-    return str(libraries / "libcuda.so.1")
 
 
 class GpuProcess(EngineProcess):

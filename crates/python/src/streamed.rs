@@ -1,18 +1,17 @@
 //! Transfers that are ordered with a stream of the caller's. The call that submits one has returned when it
 //! ends, so what became of it is noticed here: failures are logged, counted, and kept for the next such call.
 
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Wake};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use tensorferry::{Batch, BatchState};
+use tensorferry::{Batch, BatchState, Completion};
 
 use crate::failure::Failure;
 use crate::logging::{self, Limiter};
-
-/// How soon a failure is noticed that nobody asks about. Nothing looks while nothing runs.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The transfers of one engine that are ordered with a stream.
 ///
@@ -32,26 +31,44 @@ struct State {
     /// The first failure since one was taken, and how many came after it.
     failure: Option<(String, u64)>,
     limiter: Limiter,
+    /// Some batch has ended since the thread looked.
+    news: bool,
     ended: bool,
 }
 
 struct Running {
     method: &'static str,
     batch: Batch,
+    /// Has the thread look when the batch is final.
+    _completion: Completion,
+}
+
+struct Bell(Weak<Streamed>);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        if let Some(streamed) = self.0.upgrade() {
+            streamed.lock().news = true;
+            streamed.news.notify_one();
+        }
+    }
 }
 
 impl Streamed {
     /// Looks after a batch that `method` has submitted.
     pub(crate) fn add(self: &Arc<Self>, method: &'static str, batch: Batch) {
-        let ended = {
+        let bell = Arc::new(Bell(Arc::downgrade(self))).into();
+        let mut completion = (&batch).into_future();
+        let (is_final, ended) = {
+            // Held until the batch is in the list, so that it is there when its bell rings.
             let mut state = self.lock();
-            state.running.push(Running { method, batch });
-            state.ended
+            let polled = Pin::new(&mut completion).poll(&mut Context::from_waker(&bell));
+            state.running.push(Running { method, batch, _completion: completion });
+            (polled.is_ready(), state.ended)
         };
-        if ended {
+        if is_final || ended {
             return self.look();
         }
-        self.news.notify_one();
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let this = Arc::clone(self);
@@ -98,14 +115,13 @@ impl Streamed {
     fn look_until_the_end(&self) {
         let mut state = self.lock();
         while !state.ended {
-            state = if state.running.is_empty() {
-                self.news.wait(state).unwrap_or_else(PoisonError::into_inner)
-            } else {
-                let waited = self.news.wait_timeout(state, LOOK);
-                drop(waited.unwrap_or_else(PoisonError::into_inner));
+            if std::mem::take(&mut state.news) {
+                drop(state);
                 self.look();
-                self.lock()
-            };
+                state = self.lock();
+            } else {
+                state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 
@@ -115,7 +131,7 @@ impl Streamed {
         let mut state = self.lock();
         let State { running, failure, limiter, .. } = &mut *state;
         let is_final = |running: &mut Running| running.batch.poll() != BatchState::Running;
-        for Running { method, batch } in running.extract_if(.., is_final) {
+        for Running { method, batch, .. } in running.extract_if(.., is_final) {
             let Some(Err(error)) = batch.result() else { continue };
             self.failed.fetch_add(1, Ordering::Relaxed);
             let text = error.to_string();
