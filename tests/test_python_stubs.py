@@ -39,7 +39,49 @@ engine.batch_unregister_memory(["x"])  # type: ignore[list-item]
 engine.unregister_memory(addr=5)  # type: ignore[call-arg]
 """
 
+FACE = """
+import array
+import asyncio
+
+import numpy as np
+import tensorferry
+
+
+class Tensor:
+    def __dlpack__(self) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+with tensorferry.Engine("h", ports=(15000, 16000), transfer_timeout="5s") as engine, engine.register(bytearray(8)) as lent:
+    address: int = lent.addr
+    segment: tensorferry.Segment = engine.open(engine.name)
+    segment.write(np.zeros(3), segment.buffers()[0].addr, 8, timeout=1.5, on_full="refuse")
+    segment.read((address, 8), address)
+    segment.read(address, address, length=np.uint64(8))
+    transfer = segment.submit("write", [b"x", Tensor()], array.array("Q", [1, 2]))
+    transfer = segment.submit("read", np.zeros(3, dtype=np.uint64), [1, 2, 3], 4096, notify=tensorferry.Notification("a"))
+    ended: bool = transfer.wait(5)
+    places: list[int] = [place for place, error in transfer.failures() if error.retryable]
+    segment.submit("move", [b"x"], [1])  # type: ignore[arg-type]
+    segment.write("text", 5)  # type: ignore[arg-type]
+    segment.write(b"x", 5, speed=1)  # type: ignore[call-arg]
+    transfer.done = True  # type: ignore[misc]
+
+
+async def main() -> None:
+    await segment.write_async(b"x", 5)
+    await asyncio.wait_for(transfer, 5)
+    try:
+        transfer.result()
+    except tensorferry.TimedOut as error:
+        peer: str | None = error.peer
+
+
+asyncio.run(main())
+"""
+
 
 def test_programs_are_checked_against_them(tmp_path):
     (tmp_path / "uses.py").write_text(USES)
-    run("mypy", "--strict", "--cache-dir", os.devnull, "uses.py", cwd=tmp_path)
+    (tmp_path / "face.py").write_text(FACE)
+    run("mypy", "--strict", "--cache-dir", os.devnull, "uses.py", "face.py", cwd=tmp_path)

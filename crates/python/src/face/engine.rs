@@ -34,6 +34,7 @@ use crate::waiting::aside;
 /// Raises ConfigError for a malformed setting, PortsExhausted, BadName, and Error where the system refuses.
 #[pyclass(frozen, weakref, module = "tensorferry")]
 pub(crate) struct Engine {
+    /// Dropped first, which closes the engine: before it lets go of the objects.
     ready: Arc<Ready>,
     /// Not shown to the garbage collector: what it finds in a cycle it empties in any order, and peers can reach this
     /// memory until the engine is closed. Locked with the interpreter lock held, and never across a call into Python.
@@ -306,12 +307,5 @@ impl Engine {
 
     fn lock(&self) -> MutexGuard<'_, Registered> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // Before it lets go of the objects, the fields' own end.
-        Python::attach(|py| self.ready.close(py));
     }
 }

@@ -93,7 +93,10 @@ impl Wakeups {
     /// Does not wait for it any more.
     #[pyo3(signature = (ticket, /))]
     fn forget(&self, ticket: u64) {
-        drop(locked(&self.waiting).completions.remove(&ticket));
+        let completion = locked(&self.waiting).completions.remove(&ticket);
+        if self.is_forked() {
+            std::mem::forget(completion);
+        }
     }
 
     /// The tickets of those that have ended since the last call.
@@ -106,10 +109,16 @@ impl Wakeups {
     }
 }
 
+impl Wakeups {
+    /// Then the batches are the parent's, and may have been in change at the fork: they are not looked at again.
+    fn is_forked(&self) -> bool {
+        self.pid != std::process::id()
+    }
+}
+
 impl Drop for Wakeups {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
-            // Batches of the parent, which may have been in change at the fork.
+        if self.is_forked() {
             let waiting = std::mem::take(&mut *locked(&self.waiting));
             std::mem::forget((waiting.completions, Arc::clone(&self.shared)));
         }

@@ -83,13 +83,11 @@ impl Transfer {
         })
     }
 
-    /// `cancel`, without the wait. For `await`.
-    fn _request_cancel(&self, py: Python<'_>) -> PyResult<()> {
-        raise(py, || {
-            self.engine.get().check()?;
+    /// `cancel`, without the wait. For `await`, which may be left in a forked child, too.
+    fn _request_cancel(&self, py: Python<'_>) {
+        if !self.engine.get().is_forked() {
             py.detach(|| self.batch.request_cancel());
-            Ok(())
-        })
+        }
     }
 
     /// The entries that have failed so far: pairs of their place in the lists, from 0, and an Error.
