@@ -48,8 +48,11 @@ import tensorferry
 
 
 class Tensor:
-    def __dlpack__(self) -> object: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(self) -> object:
+        return self
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 with tensorferry.Engine("h", ports=(15000, 16000), transfer_timeout="5s") as engine, engine.register(bytearray(8)) as lent:
@@ -58,7 +61,8 @@ with tensorferry.Engine("h", ports=(15000, 16000), transfer_timeout="5s") as eng
     segment.write(np.zeros(3), segment.buffers()[0].addr, 8, timeout=1.5, on_full="refuse")
     segment.read((address, 8), address)
     segment.read(address, address, length=np.uint64(8))
-    transfer = segment.submit("write", [b"x", Tensor()], array.array("Q", [1, 2]))
+    transfer = segment.submit("write", [b"x", bytes(5)], array.array("Q", [1, 2]))
+    transfer = segment.submit("write", (Tensor(), Tensor()), (1, 2), [3, 4])
     transfer = segment.submit("read", np.zeros(3, dtype=np.uint64), [1, 2, 3], 4096, notify=tensorferry.Notification("a"))
     ended: bool = transfer.wait(5)
     places: list[int] = [place for place, error in transfer.failures() if error.retryable]
