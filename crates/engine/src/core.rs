@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tensorferry_wire::{
@@ -20,7 +19,8 @@ use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
 use crate::staging::Devices;
-use crate::sync::locked;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use crate::sync::{Condvar, Mutex, locked};
 
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -56,7 +56,7 @@ pub(crate) struct Core {
 
 /// Bookkeeping bytes of all batches that are not final.
 #[derive(Default)]
-struct Queued {
+pub(crate) struct Queued {
     total: AtomicUsize,
     waiters: AtomicUsize,
     lock: Mutex<()>,
@@ -198,34 +198,19 @@ impl Core {
         wait_until: Option<Instant>,
     ) -> Result<()> {
         let bytes = requests * REQUEST_BYTES;
-        let (limit, limit_all) =
-            (self.config.queue_bytes, self.config.queue_bytes.saturating_mul(PEERS_SHARE));
+        let limit = self.config.queue_bytes;
+        let limits = (limit, limit.saturating_mul(PEERS_SHARE));
         let busy =
             || Error::Busy { peer: Arc::clone(peer), queued: used.load(Ordering::Relaxed), limit };
-        while !self.try_reserve(used, bytes, limit, limit_all) {
+        while !self.queued.try_reserve(used, bytes, limits) {
             let until = wait_until.ok_or_else(busy)?;
             self.check_usable()?;
-            let room = || fits(used, bytes, limit) && fits(&self.queued.total, bytes, limit_all);
-            if !self.queued.wait(until, || self.is_closed() || room()) {
+            let go = || self.is_closed() || self.queued.has_room(used, bytes, limits);
+            if !self.queued.wait(until, go) {
                 return Err(busy());
             }
         }
         Ok(())
-    }
-
-    fn try_reserve(&self, used: &AtomicUsize, bytes: usize, limit: usize, all: usize) -> bool {
-        let add = |counter: &AtomicUsize, limit: usize| {
-            let next = |n: usize| has_room(n, bytes, limit).then_some(n + bytes);
-            counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
-        };
-        if !add(used, limit) {
-            return false;
-        }
-        if !add(&self.queued.total, all) {
-            used.fetch_sub(bytes, Ordering::SeqCst);
-            return false;
-        }
-        true
     }
 
     /// Bytes of bookkeeping of all batches that are not final.
@@ -235,10 +220,7 @@ impl Core {
     }
 
     pub(crate) fn release(&self, used: &AtomicUsize, requests: usize) {
-        let bytes = requests * REQUEST_BYTES;
-        used.fetch_sub(bytes, Ordering::SeqCst);
-        self.queued.total.fetch_sub(bytes, Ordering::SeqCst);
-        self.queued.wake();
+        self.queued.release(used, requests * REQUEST_BYTES);
     }
 
     /// Keeps a notification until it is asked for, or says why not.
@@ -313,9 +295,50 @@ fn has_room(used: usize, bytes: usize, limit: usize) -> bool {
 }
 
 impl Queued {
+    /// Takes room for `bytes` within the limits of a peer, whose bytes `used` counts, and of all.
+    pub(crate) fn try_reserve(
+        &self,
+        used: &AtomicUsize,
+        bytes: usize,
+        (limit, all): (usize, usize),
+    ) -> bool {
+        let add = |counter: &AtomicUsize, limit: usize| {
+            let next = |n: usize| has_room(n, bytes, limit).then_some(n + bytes);
+            counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
+        };
+        if !add(used, limit) {
+            return false;
+        }
+        if !add(&self.total, all) {
+            used.fetch_sub(bytes, Ordering::SeqCst);
+            // Somebody who needs less may have found the peer's room taken meanwhile.
+            self.wake();
+            return false;
+        }
+        true
+    }
+
+    /// Whether `try_reserve` would succeed.
+    pub(crate) fn has_room(
+        &self,
+        used: &AtomicUsize,
+        bytes: usize,
+        (limit, all): (usize, usize),
+    ) -> bool {
+        fits(used, bytes, limit) && fits(&self.total, bytes, all)
+    }
+
+    pub(crate) fn release(&self, used: &AtomicUsize, bytes: usize) {
+        used.fetch_sub(bytes, Ordering::SeqCst);
+        self.total.fetch_sub(bytes, Ordering::SeqCst);
+        self.wake();
+    }
+
     /// Waits until something was freed; false if `until` came first.
-    fn wait(&self, until: Instant, go: impl Fn() -> bool) -> bool {
+    pub(crate) fn wait(&self, until: Instant, go: impl Fn() -> bool) -> bool {
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        // A fence as well, as in `wake`: loom knows the order of fences only.
+        fence(Ordering::SeqCst);
         let mut guard = locked(&self.lock);
         let mut in_time = true;
         // Looked at once before sleeping: what was freed before the waiter was counted woke nobody.

@@ -38,6 +38,8 @@ pub mod fuzzing;
 mod io;
 mod local;
 mod log;
+#[cfg(all(loom, test))]
+mod loom_models;
 mod memory;
 mod metrics;
 mod peer;

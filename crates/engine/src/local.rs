@@ -1,7 +1,6 @@
 //! Transfers whose target is this very engine: a copy, not a socket.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use crate::metrics::PeerCounters;
 use crate::peer::{Account, PeerState, PeerStats};
 use crate::registry::BufferInfo;
 use crate::staging::{DevicePath, PathError};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::locked;
 use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tensorferry_gpu::Location;
@@ -12,6 +11,8 @@ use tensorferry_wire::Op;
 use crate::error::{Error, Result};
 use crate::memory::Lent;
 use crate::staging::Stager;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What peers may do with a buffer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

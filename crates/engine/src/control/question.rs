@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use tensorferry_metadata::SegmentName;
@@ -10,7 +10,7 @@ use tensorferry_wire::{CONTROL_PREFIX_LEN, Frame, WireError, encode_frame};
 
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::sync::locked;
+use crate::sync::{Mutex, locked};
 
 type Answer = Box<dyn FnOnce(Result<Frame>) + Send>;
 

@@ -1,6 +1,5 @@
 //! Answers of a hostile target, against an initiator's lane.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use tensorferry_wire::{Op, STATUS_LEN, Status, Version};
 use crate::fuzzing::Cuts;
 use crate::memory::{HostBuffer, Span};
 use crate::staging::Alarm;
+use crate::sync::atomic::AtomicUsize;
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{

@@ -1,11 +1,12 @@
 //! How an IO thread is told things.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard};
 
-use mio::{Poll, Token, Waker};
+#[cfg(not(all(loom, test)))]
+use mio::Waker;
+use mio::{Poll, Token};
 
 use crate::control::Question;
 use crate::error::{Error, Result};
@@ -15,7 +16,10 @@ use crate::local::Local;
 use crate::peer::Peer;
 use crate::registry::BufferInfo;
 use crate::staging::Bell;
-use crate::sync::locked;
+#[cfg(all(loom, test))]
+use crate::sync::Waker;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard, locked};
 
 /// What an IO thread can be told.
 pub(crate) enum Command {
@@ -87,7 +91,7 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn take(&self) -> Vec<Command> {
+    pub(crate) fn take(&self) -> Vec<Command> {
         self.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
@@ -96,9 +100,18 @@ impl Mailbox {
         self.lock().take().unwrap_or_default()
     }
 
+    /// One with nothing but what is modelled, and what ends the thread's sleep.
+    #[cfg(all(loom, test))]
+    pub(crate) fn modelled() -> (Arc<Self>, Arc<crate::sync::Alarm>) {
+        let (waker, commands) = (Waker::default(), Mutex::new(Some(Vec::new())));
+        let alarm = Arc::clone(&waker.alarm);
+        (Arc::new(Self { commands, awake: AtomicBool::new(true), waker }), alarm)
+    }
+
     /// True if the thread may sleep: nothing was posted, and whoever posts from now on wakes it.
-    pub(super) fn sleep(&self) -> bool {
-        self.awake.store(false, Ordering::SeqCst);
+    pub(crate) fn sleep(&self) -> bool {
+        // A swap, so that it also takes in what the last who posted has done.
+        self.awake.swap(false, Ordering::SeqCst);
         let empty = self.lock().as_ref().is_none_or(Vec::is_empty);
         if !empty {
             self.awake.store(true, Ordering::SeqCst);

@@ -7,7 +7,7 @@ mod route;
 mod stats;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,8 @@ use crate::peer::backoff::Backoff;
 use crate::peer::notify::Notifications;
 use crate::peer::queue::{Queue, Work};
 use crate::registry::BufferInfo;
-use crate::sync::locked;
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Call, locked};
 use crate::tcp::Room;
 use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
@@ -47,7 +48,7 @@ pub(crate) struct Peer {
     /// Bookkeeping bytes of its batches that are not final.
     queued: AtomicUsize,
     /// A look at the queue is on its way to the home thread.
-    kicked: AtomicBool,
+    kicked: Call,
     /// Other IO threads that have been told to look, as bits; there are at most 64.
     told: AtomicU64,
     notifications: Mutex<Notifications>,
@@ -133,7 +134,7 @@ impl Peer {
             state: Mutex::new(State::new()),
             asked: Condvar::new(),
             queued: AtomicUsize::new(0),
-            kicked: AtomicBool::new(false),
+            kicked: Call::new(),
             told: AtomicU64::new(0),
             notifications: Mutex::default(),
         })
@@ -174,14 +175,14 @@ impl Peer {
 
     /// Has the home thread look at the queue.
     pub(crate) fn kick(self: &Arc<Self>) {
-        if !self.kicked.swap(true, Ordering::SeqCst) {
+        if self.kicked.make() {
             self.core.mailboxes[self.home].post(Command::Kick(Arc::clone(self)));
         }
     }
 
     /// The home thread looks now; what comes after this kicks again.
     pub(crate) fn answer_kick(&self) {
-        self.kicked.store(false, Ordering::SeqCst);
+        self.kicked.answer();
     }
 
     /// Waits until the descriptor is known. `anew`: until it was asked for after this call began.

@@ -14,6 +14,8 @@ use crate::transfer::BatchState;
 
 /// A batch is final so long after its deadline at the latest: timers are rounded up.
 const TICK: Duration = Duration::from_millis(1);
+/// Longer than any question, connecting or silence is borne.
+const REST: Duration = Duration::from_secs(120);
 /// Requests of a peer are cut into slices of this length, each of which has its own fate.
 const SLICE: u64 = 1 << 20;
 
@@ -166,7 +168,7 @@ impl World<'_> {
         }
         if self.rng.flip() {
             // What is left of earlier faults comes to its end.
-            self.drive(|_| false)?;
+            self.come_to_rest()?;
         }
         for from in 0..self.plan.initiators {
             let targets = (0..self.plan.machines).filter(|m| *m != from).collect::<Vec<_>>();
@@ -178,6 +180,12 @@ impl World<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whatever has an end comes to it; connections that are idle are looked at for ever.
+    fn come_to_rest(&mut self) -> Outcome {
+        let until = self.now() + REST;
+        self.drive(|world| world.now() >= until).map(drop)
     }
 
     fn check_pair(&mut self, from: usize, target: usize) -> Outcome {
@@ -202,7 +210,7 @@ impl World<'_> {
     /// Nothing is left of what was done, but its effects.
     pub(super) fn check_books(&mut self) -> Outcome {
         // Lanes that were being connected for nobody come to their end first.
-        self.drive(|_| false)?;
+        self.come_to_rest()?;
         for process in self.processes.iter().filter(|p| p.alive) {
             if process.core.reserved() != 0 {
                 return Err(format!("{} bytes of a queue are reserved", process.core.reserved()));

@@ -1,8 +1,7 @@
 //! A batch of requests: what is asked for, how much of it is settled, and who waits for it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,8 @@ use crate::memory::Lent;
 use crate::metrics::PeerMetrics;
 use crate::registry::Pin;
 use crate::staging::{Stager, Word};
-use crate::sync::locked;
+use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
+use crate::sync::{Condvar, Mutex, locked};
 use crate::transfer::cause::{Cause, Stop};
 use crate::transfer::{FOREVER, UserStream};
 
