@@ -456,19 +456,23 @@ impl BatchInner {
     /// Has `waker` woken when the batch is final, in the place of the one that is known by `key`. Whether it is final
     /// already; then it may be that nobody is woken.
     pub(crate) fn wake(&self, waker: &Waker, key: &mut Option<u64>) -> bool {
-        {
+        let waker = waker.clone();
+        let replaced = {
             let mut wakers = locked(&self.wakers);
             match wakers.waiting.iter_mut().find(|(known, _)| Some(*known) == *key) {
-                Some((_, before)) => before.clone_from(waker),
+                Some((_, before)) => Some(std::mem::replace(before, waker)),
                 None => {
                     let new = wakers.next_key;
                     wakers.next_key += 1;
-                    wakers.waiting.push((new, waker.clone()));
+                    wakers.waiting.push((new, waker));
                     *key = Some(new);
                     self.sleepers.fetch_add(1, Ordering::Relaxed);
+                    None
                 }
             }
-        }
+        };
+        // Not under the lock: what goes with a waker is not ours, and may be another future of this batch.
+        drop(replaced);
         fence(Ordering::SeqCst);
         self.is_final()
     }

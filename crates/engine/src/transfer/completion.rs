@@ -75,8 +75,8 @@ impl IntoFuture for &Batch {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
     use std::task::Wake;
 
     use super::*;
@@ -124,6 +124,27 @@ mod tests {
         assert_eq!(counts.each_ref().map(|count| count.0.load(Ordering::SeqCst)), [1, 0, 1]);
         let result = poll(futures[1].as_mut(), &counts[2]);
         assert!(matches!(result, Poll::Ready(Err(error)) if error.code() == 8));
+    }
+
+    /// A task that is polled by somebody else from now on: what goes with its waker is another future of the batch.
+    #[test]
+    fn a_waker_that_is_replaced_may_own_a_future_of_the_same_batch() {
+        struct Owns(#[expect(dead_code, reason = "dropped with it")] Mutex<Pin<Box<Completion>>>);
+        impl Wake for Owns {
+            fn wake(self: Arc<Self>) {}
+        }
+        let b = batch(&[10]);
+        let count = Arc::new(Count::default());
+        let mut other = Box::pin((&b).into_future());
+        assert!(poll(other.as_mut(), &count).is_pending());
+        let mut future = Box::pin((&b).into_future());
+        let owner = Arc::new(Owns(Mutex::new(other))).into();
+        assert!(future.as_mut().poll(&mut Context::from_waker(&owner)).is_pending());
+        drop(owner);
+        assert!(poll(future.as_mut(), &count).is_pending());
+        assert_eq!(Arc::strong_count(&count), 2);
+        Slice::whole(&b.inner, 0).settle(Ok(()));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
     }
 
     #[test]
