@@ -34,7 +34,11 @@ INDEX = {
     "D9 ports run out": ["test_d9_connections_are_used_again"],
     "D10 batch_unregister with an unknown address": ["test_d10_batch_unregister_with_an_unknown_address"],
     "D11 a stuck peer blocks the engine": ["test_d11_a_stuck_peer_blocks_only_its_own", "stops::peers_that_never_answer_hold_up_nobody"],
-    "D12 many buffers": ["test_d12_twenty_thousand_regions", "test_d12_an_initiator_with_twenty_thousand_regions"],
+    "D12 many buffers": [
+        "test_d12_twenty_thousand_regions",
+        "test_d12_an_initiator_with_twenty_thousand_regions",
+        "test_d12_a_descriptor_that_is_too_long",
+    ],
     "D13 unregister does not stop an inbound transfer": ["test_d13_unregister_ends_an_inbound_write", "test_d13_unregister_waits_for_an_inbound_write"],
     "D14 a lost notification is silent, a slow one blocks": [
         "test_d14_a_notification_that_cannot_be_delivered_is_an_error",

@@ -7,6 +7,7 @@ its range, and nothing will be in this arena: what was on its way may still arri
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -62,6 +63,16 @@ class Arena:
             assert self.state.gpu.write(self.address + at, image.ctypes.data, len(image)) == 0
         else:
             self.view[at : at + len(image)] = image
+
+    def come_to_rest(self) -> None:
+        """Waits until the device has ended every copy that was asked of it, also those that the engine has given up."""
+        import gpu_jobs
+
+        context = gpu_jobs.PTR()
+        gpu_jobs.vendor_call(self.state, "cuDevicePrimaryCtxRetain", ctypes.pointer(context), ctypes.c_int(0))
+        gpu_jobs.vendor_call(self.state, "cuCtxSetCurrent", context)
+        gpu_jobs.vendor_call(self.state, "cuCtxSynchronize")
+        gpu_jobs.vendor_call(self.state, "cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
 
     def free(self) -> None:
         if self.gpu:
@@ -218,6 +229,8 @@ class Worker(threading.Thread):
     def __init__(self, load: Load, number: int, region: int, local: Arena, rng: random.Random, pool: np.ndarray):
         super().__init__(daemon=True)
         self.error: str | None = None
+        #: How the transfer before this one ended.
+        self.last = "nothing"
         self.load, self.number, self.region, self.local, self.rng, self.pool = load, number, region, local, rng, pool
         self.places: dict[str, Place] = {}
         #: Held while a batch is on its way, so that others can wait until none is.
@@ -288,6 +301,7 @@ class Worker(threading.Thread):
         with place.lock:
             known = valid and place.valid and place.epoch == epoch
             self.settle(place, op, code == 0, known, source, lengths, near, far)
+        self.last = f"{op}, {self.error if code else 'complete'}"
 
     def prepare(self, op: str, place: Place, lengths, near, far) -> list[np.ndarray]:
         """What is to be sent; or where it is to come, what is certainly not there."""
@@ -343,10 +357,11 @@ class Worker(threading.Thread):
             load.problem(f"{what}: returned {code}")
         if code != 0:
             found = EXPECTED.search(self.error or "")
-            if self.local.gpu and crowd() > 1 and STARVED.search(self.error or ""):
-                # That copy may still touch local memory.
-                found = STARVED.search(self.error)
-                load.ending.wait(3)
+            if self.local.gpu and crowd() > 1:
+                found = STARVED.search(self.error or "") or found
+            if self.local.gpu:
+                # A copy that was given up, or that an engine left behind which was closed, may still touch local memory.
+                self.local.come_to_rest()
             kind = found.group(0) if found else "unexpected"
             with load.lock:
                 load.kinds[kind] = load.kinds.get(kind, 0) + 1
@@ -365,7 +380,9 @@ class Worker(threading.Thread):
             found = self.local.read(here, length)
             if op == "write":
                 if not np.array_equal(found, block):
-                    self.load.problem(f"WRITE has changed its own source, {length} bytes")
+                    self.load.problem(
+                        f"WRITE of {length} bytes has changed its own source, {'of the device' if self.local.gpu else 'of the host'}; before it: {self.last}"
+                    )
                 if not known:
                     continue
                 if good:
