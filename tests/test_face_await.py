@@ -278,6 +278,32 @@ def test_a_coroutine_that_is_thrown_away_cancels_its_transfer():
             transfer.wait(30)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_loop_that_is_left_with_transfers_pending_goes_as_a_whole(closed):
+    left = []
+
+    def leave(engine, peer):
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        transfer = engine.segment(peer).read_async(bytearray(8), 4096, timeout=60)
+        task = loop.create_task(wait(transfer))
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not task.done()
+        if closed:
+            loop.close()
+        left.append(weakref.ref(loop))
+        return transfer
+
+    with silent_peer() as peer, tensorferry.Engine() as engine:
+        transfers = [leave(engine, peer) for _ in range(5)]
+        gc.collect()
+        assert [loop() for loop in left] == [None] * 5
+        for transfer in transfers:
+            with pytest.raises(tensorferry.Cancelled):
+                transfer.wait(30)
+
+
 def test_outside_a_loop_it_says_what_to_do(two):
     transfer = two.segment.write_async(DATA, two.at)
     with pytest.raises(RuntimeError, match=r"awaited in a running loop of asyncio only; elsewhere, call its wait\(\)"):

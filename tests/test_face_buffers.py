@@ -166,6 +166,42 @@ def test_what_is_not_contiguous_is_refused(two, kind):
             call()
 
 
+OBJECTS = {
+    "numpy": lambda: np.array([1, "two"], dtype=object),
+    "numpy, a field": lambda: np.zeros(2, dtype=[("number", "i4"), ("any", "O")]),
+    "ctypes": lambda: (ctypes.py_object * 2)(1, "two"),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_python_objects_are_no_bytes_to_move(two, kind):
+    """What is read over their addresses, the interpreter would follow."""
+    lender = OBJECTS[kind]()
+    for call in [
+        lambda: two.target.register(lender),
+        lambda: two.segment.read(lender, two.at),
+        lambda: two.segment.submit("read", [lender], [two.at]),
+    ]:
+        with pytest.raises(tensorferry.BadArgument, match="are Python objects, whose bytes mean nothing elsewhere"):
+            call()
+    named = np.zeros(2, dtype=[("O", "i4"), ("OO", "i4")])
+    two.segment.read(named, two.at)
+
+
+def test_what_ends_the_program_is_not_taken_for_a_wrong_type(two):
+    class Exits:
+        def __index__(self):
+            raise SystemExit(5)
+
+    for call in [
+        lambda: two.target.register((Exits(), 5)),
+        lambda: two.segment.write((two.at, Exits()), two.at),
+        lambda: two.segment.submit("write", [Exits()], [two.at], 5),
+    ]:
+        with pytest.raises(SystemExit):
+            call()
+
+
 def test_the_shape_and_the_strides_are_named(two):
     with pytest.raises(ValueError, match=r"^ndarray of shape \(8, 4\) with strides \(8, 1\) bytes is not contiguous, so"):
         two.target.register(numbers().reshape(8, 8)[:, :4])

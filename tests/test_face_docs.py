@@ -35,9 +35,10 @@ def test_the_guide_has_every_class_of_error_and_every_setting():
     text = PAGE.read_text()
     for name in tensorferry.__all__:
         assert f"`{name}`" in text or f"{name}(" in text or name in ("Buffer", "Segment", "__version__", "doctor"), name
-    settings = (ROOT / "docs" / "settings.md").read_text()
-    for name in list(inspect.signature(tensorferry.Engine).parameters)[1:]:
-        assert f"`TENSORFERRY_{name.upper()}`" in settings, name
+    settings = set(re.findall(r"`TENSORFERRY_([A-Z_]+)`", (ROOT / "docs" / "settings.md").read_text()))
+    # Where libraries lie is a matter of the machine, and the last one of the program.
+    settings = {name.lower() for name in settings if not name.endswith("_LIBRARY")} - {"simulator"}
+    assert settings == set(list(inspect.signature(tensorferry.Engine).parameters)[1:])
 
 
 @pytest.fixture

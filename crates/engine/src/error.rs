@@ -32,6 +32,17 @@ pub struct Subject {
     pub elapsed: Duration,
 }
 
+impl Subject {
+    /// What an end in between leaves, if bytes of the request had been given to a socket.
+    fn left_behind(&self, sent: bool) -> &'static str {
+        match self.op {
+            _ if !sent => "",
+            Op::Read => "; the local buffer's content is undefined",
+            Op::Write => "; bytes had been sent, so the remote range may still be written",
+        }
+    }
+}
+
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (op, way) = match self.op {
@@ -247,7 +258,7 @@ pub enum Error {
     #[error(
         "{subject}: not complete at its deadline ({stage}){}; is the peer alive? else give it more time \
          (TENSORFERRY_TRANSFER_TIMEOUT, MC_TRANSFER_TIMEOUT)",
-        if *sent { "; bytes had been sent, so the remote range may still be written" } else { "" }
+        subject.left_behind(*sent)
     )]
     TimedOut {
         /// Which request.
@@ -258,7 +269,7 @@ pub enum Error {
         sent: bool,
     },
     /// The caller cancelled.
-    #[error("{subject}: cancelled{}", if *sent { "; bytes had been sent, so the remote range may still be written" } else { "" })]
+    #[error("{subject}: cancelled{}", subject.left_behind(*sent))]
     Cancelled {
         /// Which request.
         subject: Box<Subject>,

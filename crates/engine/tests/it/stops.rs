@@ -18,7 +18,7 @@ use crate::fake::{BASE, Fake, Full, Gate, OnNotify, control_only, memory, silent
 struct Scene {
     /// What a deadline says it was waiting for.
     stage: &'static str,
-    /// Whether the error warns that the remote range may still be written.
+    /// Whether bytes of the request have left, so that the error says what may be left behind.
     sent: bool,
     op: Op,
     len: usize,
@@ -29,6 +29,10 @@ struct Scene {
     /// What has to be running before.
     _before: Vec<Batch>,
 }
+
+/// Of a WRITE, and of a READ.
+const LEFT_BEHIND: [&str; 2] =
+    ["the remote range may still be written", "the local buffer's content is undefined"];
 
 const PHASES: [&str; 7] =
     ["resolving", "connecting", "queued", "sending", "one big", "ack", "mid-READ"];
@@ -113,10 +117,11 @@ impl Scene {
         let range = format!("{verb} of {} bytes", self.len);
         says(error, &[&range, self.segment.name(), "0x500000000000"]);
         if self.sent && self.len < 1 << 20 {
-            says(error, &["the remote range may still be written"]);
+            says(error, &[LEFT_BEHIND[usize::from(self.op == Op::Read)]]);
         }
-        if !self.sent {
-            assert!(!error.to_string().contains("still be written"), "{error}");
+        for (op, text) in [Op::Write, Op::Read].into_iter().zip(LEFT_BEHIND) {
+            let may = self.sent && self.op == op;
+            assert!(may || !error.to_string().contains(text), "{error}");
         }
     }
 }

@@ -4,13 +4,13 @@ import asyncio
 import os
 from collections.abc import Generator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from tensorferry._native import Transfer, Wakeups
 
 
 class _Bridge:
-    """Who waits in one loop, and for which ticket. It does not refer to the loop, which owns it."""
+    """Who waits in one loop, and for which ticket. The loop owns it: it is what the loop calls when the eventfd is readable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.wakeups = Wakeups(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -36,7 +36,17 @@ class _Bridge:
                 self.wakeups.forget(ticket)
 
 
-_bridges: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Bridge]" = WeakKeyDictionary()
+# Futures know their loop: with a reference to the bridge, a loop that is left with transfers pending would never go.
+_bridges: "WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Bridge]]" = WeakKeyDictionary()
+
+
+def _bridge_of(loop: asyncio.AbstractEventLoop) -> _Bridge:
+    known = _bridges.get(loop)
+    bridge = known() if known is not None else None
+    if bridge is None:
+        bridge = _Bridge(loop)
+        _bridges[loop] = ref(bridge)
+    return bridge
 
 
 def ended(transfer: Transfer) -> Generator[Any, None, None]:
@@ -48,9 +58,7 @@ def ended(transfer: Transfer) -> Generator[Any, None, None]:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError("a transfer is awaited in a running loop of asyncio only; elsewhere, call its wait() in a thread") from None
-    bridge = _bridges.get(loop)
-    if bridge is None:
-        bridge = _bridges[loop] = _Bridge(loop)
+    bridge = _bridge_of(loop)
     try:
         yield from bridge.wait(transfer, loop)
     except GeneratorExit:

@@ -318,6 +318,8 @@ class Engine:
         connect_timeout: _Time | None = None,
         queue_bytes: _Size | None = None,
         lane_idle_probe: _Time | None = None,
+        lane_keep: _Time | None = None,
+        silence_timeout: _Time | None = None,
         safe_copy: bool | None = None,
         gpu: str | None = None,
         staging_slots: int | None = None,

@@ -6,7 +6,7 @@
 
 use pyo3::Borrowed;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMemoryView, PyString, PyTuple};
 
@@ -44,7 +44,10 @@ impl<'py> Given<'py> {
             return Ok(Self::Address(object.extract::<Int>()?.0));
         }
         if let Ok(pair) = object.cast::<PyTuple>() {
-            let (Int(addr), Int(nbytes)) = pair.extract().map_err(|error| {
+            let (Int(addr), Int(nbytes)) = pair.extract().map_err(|error: PyErr| {
+                if !error.is_instance_of::<PyException>(object.py()) {
+                    return error;
+                }
                 expected("expected (address, length) in bytes", object, Some(error))
             })?;
             return Ok(Self::Memory(Memory { addr, nbytes, readonly: None, keep: None }));
@@ -106,6 +109,9 @@ fn buffer<'py>(object: &Bound<'py, PyAny>) -> Result<Given<'py>, Failure> {
         view.call_method1("cast", ("B",))?.cast_into::<PyMemoryView>().map_err(PyErr::from)?
     };
     let raw = PyUntypedBuffer::get(&view)?;
+    if has_objects(raw.format().to_bytes()) {
+        return Err(objects(object));
+    }
     if !(raw.is_c_contiguous() || raw.is_fortran_contiguous()) {
         let layout = Layout {
             shape: raw.shape().iter().map(|&n| n as u64).collect(),
@@ -118,6 +124,21 @@ fn buffer<'py>(object: &Bound<'py, PyAny>) -> Result<Given<'py>, Failure> {
     let readonly = Some(raw.readonly());
     raw.release(object.py());
     Ok(Given::Memory(Memory { addr, nbytes, readonly, keep: Some(view.into_any()) }))
+}
+
+/// Whether a format has Python objects in it. Names of fields, which stand between colons, may have any letters.
+fn has_objects(format: &[u8]) -> bool {
+    format.contains(&b'O')
+        && format.split(|&c| c == b':').step_by(2).any(|types| types.contains(&b'O'))
+}
+
+/// Their bytes are addresses of this process: what is read over them, the interpreter follows.
+fn objects(object: &Bound<'_, PyAny>) -> Failure {
+    Failure::new(format!(
+        "the elements of {} are Python objects, whose bytes mean nothing elsewhere; pass an array of numbers, or what \
+         pickle makes of them",
+        name(object)
+    ))
 }
 
 /// By what arrays of GPU frameworks have.
@@ -156,6 +177,9 @@ fn interface<'py>(
         let said = format!("{attribute} of {}: {typestr:?} is no element type", name(object));
         return Err(PyTypeError::new_err(said).into());
     };
+    if typestr.as_bytes()[1] == b'O' {
+        return Err(objects(object));
+    }
     let layout = Layout {
         shape: get("shape")?.extract::<Vec<u64>>()?,
         strides: strides.map(|strides| strides.extract::<Vec<i64>>()).transpose()?,

@@ -54,8 +54,8 @@ impl Engine {
     #[pyo3(
         signature = (
             host="127.0.0.1", *, bind=None, advertise=None, ports=None, lanes_per_peer=None, io_threads=None,
-            transfer_timeout=None, connect_timeout=None, queue_bytes=None, lane_idle_probe=None, safe_copy=None,
-            gpu=None, staging_slots=None, staging_slot_bytes=None, log=None
+            transfer_timeout=None, connect_timeout=None, queue_bytes=None, lane_idle_probe=None, lane_keep=None,
+            silence_timeout=None, safe_copy=None, gpu=None, staging_slots=None, staging_slot_bytes=None, log=None
         )
     )]
     #[expect(clippy::too_many_arguments, reason = "one for each setting")]
@@ -71,6 +71,8 @@ impl Engine {
         connect_timeout: Option<Bound<'_, PyAny>>,
         queue_bytes: Option<Bound<'_, PyAny>>,
         lane_idle_probe: Option<Bound<'_, PyAny>>,
+        lane_keep: Option<Bound<'_, PyAny>>,
+        silence_timeout: Option<Bound<'_, PyAny>>,
         safe_copy: Option<Bound<'_, PyAny>>,
         gpu: Option<Bound<'_, PyAny>>,
         staging_slots: Option<Bound<'_, PyAny>>,
@@ -88,6 +90,8 @@ impl Engine {
                 ("connect_timeout", connect_timeout),
                 ("queue_bytes", queue_bytes),
                 ("lane_idle_probe", lane_idle_probe),
+                ("lane_keep", lane_keep),
+                ("silence_timeout", silence_timeout),
                 ("safe_copy", safe_copy),
                 ("gpu", gpu),
                 ("staging_slots", staging_slots),
