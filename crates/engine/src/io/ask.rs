@@ -55,6 +55,11 @@ enum Phase {
 impl Reactor {
     /// Finds where the peer is; a name is looked up by the pool, which may take long.
     pub(super) fn ask(&mut self, question: Arc<Question>) {
+        if let Some(why) = question.is_over(self.now) {
+            // It was given up on its way here, where no sweep sees it.
+            question.fail(Step::Finding, why);
+            return;
+        }
         let (host, port) = (question.name.host.clone(), question.name.port);
         self.sweep_by(question.deadline);
         self.questions.push(Asked::new(&question));

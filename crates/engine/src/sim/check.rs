@@ -108,6 +108,10 @@ impl World<'_> {
                 if self.plan.calm && kind == Kind::Good {
                     return Err(format!("nothing was wrong, and it failed: {error}"));
                 }
+                if matches!(error, Error::OutcomeUnknown { why, .. } if op == Op::Read || why.contains("bug"))
+                {
+                    return Err(format!("somebody has dropped it: {error}"));
+                }
                 let unsent = is_unsent(error) && len <= SLICE;
                 request.ending = if unsent { Ending::Unsent } else { Ending::Failed };
                 if honest && op == Op::Write && kind == Kind::Good {

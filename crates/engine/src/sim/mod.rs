@@ -25,6 +25,7 @@ mod net;
 mod plan;
 mod rng;
 mod socket;
+mod stories;
 mod tap;
 mod trace;
 mod world;

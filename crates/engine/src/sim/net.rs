@@ -451,7 +451,8 @@ impl Net {
             return;
         }
         (end.edge, end.shut) = (false, true);
-        let resets = unread || end.linger_off;
+        // Of a connection that is no more nothing is left that could end in order: who asks for it is told so.
+        let resets = unread || end.linger_off || end.reset;
         conn.pipes[1 - id.side].arrived.clear();
         let pipe = &mut conn.pipes[id.side];
         if resets {

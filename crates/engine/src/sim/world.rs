@@ -96,6 +96,8 @@ pub(super) enum Ending {
 const PATIENCE: Duration = Duration::from_millis(500);
 /// So much is in no buffer, behind those of each machine.
 const STRAY: u64 = 64 << 10;
+/// What takes time at all takes so long.
+const MOMENT: Duration = Duration::from_micros(1);
 /// Where nothing is mapped.
 const NOWHERE: u64 = 4096;
 
@@ -165,6 +167,8 @@ impl<'a> World<'a> {
         if addr + len > end - STRAY {
             return;
         }
+        // Nobody could be told of it earlier, not even in a process that has just begun.
+        net::with(|net| net.now += MOMENT);
         place.next_buffer = addr + len + gap;
         self.arena.write_readable((addr, len / 2));
         self.arena.fill((addr + len / 2, len / 2), POISON);
@@ -298,7 +302,7 @@ impl<'a> World<'a> {
     }
 
     /// A request with memory at both ends, if there is any left.
-    fn ask_for(
+    pub(super) fn ask_for(
         &mut self,
         from: usize,
         target: usize,
@@ -429,6 +433,10 @@ impl<'a> World<'a> {
             return;
         }
         let index = *self.rng.pick(&running);
+        self.cancel(index);
+    }
+
+    pub(super) fn cancel(&mut self, index: usize) {
         let sent = &mut self.sent[index];
         net::with(|net| net.note(|| format!("batch {index} is cancelled")));
         sent.cancelled = true;
@@ -620,7 +628,7 @@ impl<'a> World<'a> {
         })
     }
 
-    fn deliver_some(&mut self) -> bool {
+    pub(super) fn deliver_some(&mut self) -> bool {
         let all = self.deliverable();
         if all.is_empty() {
             return false;

@@ -1,0 +1,61 @@
+//! Schedules that are told step by step: what random ones have found, so rarely that it needs a test of its own.
+
+use std::time::Duration;
+
+use tensorferry_wire::{Op, Version};
+
+use crate::sim::memory::Arena;
+use crate::sim::net::Net;
+use crate::sim::plan::Plan;
+use crate::sim::world::{Kind, Outcome, World};
+
+/// Tells a story of two machines with one thread each, between which there is a lane.
+fn tell(story: impl Fn(&mut World<'_>) -> Outcome) {
+    let arena = Arena::new();
+    for seed in 0..20 {
+        let calm = Plan::of(seed).made_calm();
+        let plan = Plan { machines: 2, threads: 1, lanes: 1, version: Version::V2, ..calm };
+        let mut world = World::new(seed, plan, &arena);
+        let told = ready(&mut world).and_then(|()| story(&mut world));
+        drop(world);
+        let net = Net::finish().expect("begun above");
+        assert!(told.is_ok(), "seed {seed}: {told:?}\n{}", net.trace.to_text());
+    }
+}
+
+fn ready(world: &mut World<'_>) -> Outcome {
+    let first = world.submit_plain(0, 1)?.expect("there is memory for a first batch");
+    world.drive(|world| !World::is_running(&world.sent[first])).map(drop)
+}
+
+impl World<'_> {
+    /// The thread of a process does all that it can without others.
+    fn run_alone(&mut self, process: usize) -> Outcome {
+        while self.runnable().contains(&(process, 0)) {
+            self.processes[process].turn(process, 0)?;
+        }
+        Ok(())
+    }
+
+    fn deliver_all(&mut self) {
+        while self.deliver_some() {}
+    }
+}
+
+/// The thread takes in the last answer of a batch, then looks for what is to stop, and then is asked to notify.
+#[test]
+fn a_batch_that_is_told_to_stop_before_its_notification_is_asked_for_ends_at_once() {
+    tell(|world| {
+        let read = world.ask_for(0, 1, (Op::Read, 50, Kind::Good)).expect("there is memory");
+        let minute = Duration::from_secs(60);
+        let index = world.submit(0, 1, vec![read], minute, true)?.expect("there is room");
+        world.run_alone(0)?;
+        world.deliver_all();
+        world.run_alone(1)?;
+        world.deliver_all();
+        world.submit_plain(0, 1)?;
+        world.cancel(index);
+        world.run_alone(0)?;
+        if World::is_running(&world.sent[index]) { Err("it is running".to_owned()) } else { Ok(()) }
+    });
+}
