@@ -495,6 +495,16 @@ impl LaneConn {
         Err(Stuck)
     }
 
+    #[cfg(test)]
+    pub(super) fn is_free(&self) -> bool {
+        self.is_open() && self.lane.room().requests > 0 && self.lane.is_idle()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_stuck_since(&self, since: Instant) -> bool {
+        self.is_open() && !self.lane.is_idle() && self.active < since
+    }
+
     /// Lets go of what is to stop; returns the next deadline of what is left.
     pub(super) fn sweep(&mut self, now: Instant, requeue: &mut Vec<Slice>) -> Option<Instant> {
         let mut half = locked(&self.half);

@@ -807,6 +807,22 @@ impl Reactor {
         self.lanes.get(&number).map_or(0, Vec::len)
     }
 
+    /// How many of them could take any request now.
+    #[cfg(test)]
+    pub(crate) fn free_lanes_to(&self, number: usize) -> usize {
+        let is_free = |conn: &&Conn| match &conn.kind {
+            Kind::Lane(lane) => lane.peer().number == number && lane.is_free(),
+            _ => false,
+        };
+        self.each().filter(is_free).count()
+    }
+
+    /// Whether a lane should have been closed for not moving.
+    #[cfg(test)]
+    pub(crate) fn has_stuck_lane(&self, since: Instant) -> bool {
+        self.each().any(|conn| matches!(&conn.kind, Kind::Lane(lane) if lane.is_stuck_since(since)))
+    }
+
     /// The end: nothing that this thread held is touched after it.
     pub(crate) fn fail_everything(&mut self) {
         for peer in self.peers.values() {

@@ -1,12 +1,12 @@
 //! What must hold at every moment, and at the end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorferry_wire::Op;
 
 use crate::error::Error;
 use crate::peer::Census;
-use crate::sim::machine::Use;
+use crate::sim::machine::{Process, Use};
 use crate::sim::memory::{CANARY, POISON};
 use crate::sim::net;
 use crate::sim::world::{Asked, Ending, Kind, Outcome, Sent, World};
@@ -105,7 +105,8 @@ impl World<'_> {
                 if kind == Kind::Empty {
                     return Err(format!("it has no bytes, and failed: {error}"));
                 }
-                if self.plan.calm && kind == Kind::Good {
+                let late = matches!(error, Error::TimedOut { .. });
+                if self.plan.calm && (kind == Kind::Good || late) {
                     return Err(format!("nothing was wrong, and it failed: {error}"));
                 }
                 if matches!(error, Error::OutcomeUnknown { why, .. } if op == Op::Read || why.contains("bug"))
@@ -153,6 +154,7 @@ impl World<'_> {
             }
         }
         for process in self.processes.iter().filter(|p| p.alive) {
+            process.check_lanes(now, self.plan.progress_timeout)?;
             for registered in &process.buffers {
                 if let Use::Leaving { buffer, revoked: true, .. } = &registered.state
                     && !buffer.is_quiet()
@@ -204,7 +206,8 @@ impl World<'_> {
             if state == BatchState::Completed {
                 return Ok(());
             }
-            if tries == 0 {
+            let late = state == BatchState::TimedOut && !net::with(|net| net.is_any_silent());
+            if tries == 0 || late {
                 let why = self.sent[index].batch.result();
                 return Err(format!("the links are well, and batch {index} is not done: {why:?}"));
             }
@@ -215,6 +218,9 @@ impl World<'_> {
     pub(super) fn check_books(&mut self) -> Outcome {
         // Lanes that were being connected for nobody come to their end first.
         self.come_to_rest()?;
+        if let Some(end) = net::with(|net| net.kept_in_silence(REST)) {
+            return Err(format!("{end} is kept, at whose other end nobody has been for long"));
+        }
         for process in self.processes.iter().filter(|p| p.alive) {
             if process.core.reserved() != 0 {
                 return Err(format!("{} bytes of a queue are reserved", process.core.reserved()));
@@ -291,6 +297,23 @@ impl World<'_> {
             ];
             if wanted.iter().any(|(is, should)| is != should) {
                 return Err(format!("process {number} has counted {wanted:?} (is, should be)"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Process {
+    /// Nobody waits for a lane that is free, and none is kept that does not move.
+    fn check_lanes(&self, now: Instant, limit: Option<Duration>) -> Outcome {
+        let threads = || self.threads.iter().filter_map(|t| t.reactor.as_ref());
+        let since = limit.and_then(|limit| now.checked_sub(limit + TICK));
+        if since.is_some_and(|since| threads().any(|t| t.has_stuck_lane(since))) {
+            return Err("a lane does not move, and is kept".to_owned());
+        }
+        for peer in self.engine.known().iter().filter(|peer| peer.wants_hands()) {
+            if threads().any(|t| t.free_lanes_to(peer.number) > 0) {
+                return Err("a request waits, and a lane is free".to_owned());
             }
         }
         Ok(())

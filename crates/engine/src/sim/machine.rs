@@ -28,7 +28,7 @@ pub(super) struct Process {
 
 /// An IO thread between two of its turns.
 pub(super) struct Thread {
-    reactor: Option<Reactor>,
+    pub(super) reactor: Option<Reactor>,
     /// When its poll ends at the latest.
     wake: Option<Instant>,
     /// Turns in which nothing moved anywhere, nor had since the one before, and what had moved by then.

@@ -684,6 +684,18 @@ impl Net {
         ends.filter(|(side, end)| has(*side, end)).count()
     }
 
+    pub(super) fn is_any_silent(&self) -> bool {
+        self.conns.iter().any(|conn| conn.silent_since.is_some())
+    }
+
+    /// An end that some process has of a connection that has been silent for so long.
+    pub(super) fn kept_in_silence(&self, time: Duration) -> Option<EndId> {
+        let silent = |conn: &Conn| conn.silent_since.is_some_and(|at| self.now >= at + time);
+        let all = self.conns.iter().enumerate().filter(|(_, conn)| silent(conn));
+        let mut ends = all.flat_map(|(conn, _)| [0, 1].map(|side| EndId { conn, side }));
+        ends.find(|id| self.end_ref(*id).open && (id.side == 0 || self.end_ref(*id).accepted))
+    }
+
     /// Whether `poll` would say something.
     pub(super) fn has_news(&self, thread: ThreadId) -> bool {
         let listener = |l: &Listening| l.owner == thread && l.open && l.edge && l.token.is_some();
