@@ -15,6 +15,20 @@
 //! - with healthy links everything is done, also after faults; nobody turns round and round without effect;
 //! - at the end counters add up, and no socket, no lane and nothing reserved is left.
 //!
+//! That these rules see something was tried by breaking the engine by hand; so many seeds were run until one failed:
+//!
+//! | what was broken | seeds |
+//! |---|---|
+//! | a WRITE that was touched is sent again | 11 |
+//! | an answer settles the last request in flight, not the first | 2 |
+//! | lanes are not looked through for deadlines; queues are not | 81; 4 |
+//! | a WRITE is acknowledged when its header has come; before its last part is in place | 9; 1 |
+//! | what a lost lane gives back is dropped; what a swept one does | 41; 232 |
+//! | requests stay set aside when the descriptor has come | 78 |
+//! | a buffer is handed back while a READ of it leaves | 1362 |
+//! | a lane beyond its progress timeout is kept | 415 |
+//! | the end of a v1 stream counts before all is acknowledged; before all is sent | 2994; 41 |
+//!
 //! `TENSORFERRY_SIM_SEED=n` replays one seed, `TENSORFERRY_SIM_SCHEDULES=n` runs so many (both: so many from that on).
 
 mod check;
@@ -41,7 +55,7 @@ use plan::Plan;
 use world::World;
 
 /// How many schedules a test run has.
-const SCHEDULES: u64 = 5000;
+const SCHEDULES: u64 = 4000;
 
 /// Runs one schedule; how many events it had, or what went wrong and what had happened.
 fn run(seed: u64, arena: &Arena) -> Result<usize, String> {

@@ -98,8 +98,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const STRAY: u64 = 64 << 10;
 /// What takes time at all takes so long.
 const MOMENT: Duration = Duration::from_micros(1);
-/// Where nothing is mapped.
+/// Where nothing is mapped, and how much of that there is.
 const NOWHERE: u64 = 4096;
+const NOWHERE_LEN: u64 = 32 << 10;
 
 impl<'a> World<'a> {
     pub(super) fn new(seed: u64, plan: Plan, arena: &'a Arena) -> Self {
@@ -338,6 +339,9 @@ impl<'a> World<'a> {
             } else {
                 buffer.addr + buffer.len - len / 2
             };
+        }
+        if kind == Kind::Unmapped {
+            len = len.min(NOWHERE_LEN);
         }
         let (mut local, home) = self.local_memory(from, len)?;
         self.requests += 1;
