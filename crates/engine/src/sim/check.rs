@@ -16,6 +16,8 @@ use crate::transfer::BatchState;
 const TICK: Duration = Duration::from_millis(1);
 /// Longer than any question, connecting or silence is borne.
 const REST: Duration = Duration::from_secs(120);
+/// Longer than silence is borne where an answer is owed.
+const LONG_SILENCE: Duration = Duration::from_secs(15);
 /// Requests of a peer are cut into slices of this length, each of which has its own fate.
 const SLICE: u64 = 1 << 20;
 
@@ -152,6 +154,9 @@ impl World<'_> {
             if now > sent.deadline + TICK || wake.is_none_or(|at| at > sent.deadline + TICK) {
                 return Err(format!("batch {index} is running, and nobody keeps its deadline"));
             }
+        }
+        if let Some(end) = net::with(|net| net.owed_in_silence(LONG_SILENCE)) {
+            return Err(format!("{end} waits for an answer, and nobody is at the other end"));
         }
         for process in self.processes.iter().filter(|p| p.alive) {
             process.check_lanes(now, self.plan.progress_timeout)?;

@@ -27,6 +27,7 @@
 //! | requests stay set aside when the descriptor has come | 78 |
 //! | a buffer is handed back while a READ of it leaves | 1362 |
 //! | a lane beyond its progress timeout is kept | 415 |
+//! | a lane is kept whose peer is silent; a connection from such a peer is | 672; 385 |
 //! | the end of a v1 stream counts before all is acknowledged; before all is sent | 2994; 41 |
 //!
 //! `TENSORFERRY_SIM_SEED=n` replays one seed, `TENSORFERRY_SIM_SCHEDULES=n` runs so many (both: so many from that on).

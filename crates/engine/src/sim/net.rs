@@ -81,6 +81,8 @@ pub(super) struct Conn {
     pub(super) pipes: [Pipe; 2],
     pub(super) tap: Tap,
     silent_since: Option<Instant>,
+    /// When its initiator has sent something last.
+    asked_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -277,6 +279,7 @@ impl Net {
             pipes,
             tap: Tap::default(),
             silent_since: None,
+            asked_at: None,
         });
         self.moved += 1;
         self.live.push(self.conns.len() - 1);
@@ -347,6 +350,7 @@ impl Net {
         pipe.full = room == 0;
         pipe.sent.extend(&taken);
         if id.side == 0 && conn.to.port() != CONTROL_PORT {
+            conn.asked_at = Some(self.now);
             let begun = conn.tap.asked(&taken);
             self.look_at_writes(id.conn, begun);
         }
@@ -686,6 +690,17 @@ impl Net {
 
     pub(super) fn is_any_silent(&self) -> bool {
         self.conns.iter().any(|conn| conn.silent_since.is_some())
+    }
+
+    /// An initiator's end of such a connection on which answers are owed.
+    pub(super) fn owed_in_silence(&self, time: Duration) -> Option<EndId> {
+        let owed = |conn: &Conn| {
+            let silent = conn.silent_since.is_some_and(|at| self.now >= at + time);
+            let asked = conn.asked_at.is_some_and(|at| self.now >= at + time);
+            silent && asked && conn.ends[0].open && conn.tap.owes()
+        };
+        let conn = self.conns.iter().position(owed)?;
+        Some(EndId { conn, side: 0 })
     }
 
     /// An end that some process has of a connection that has been silent for so long.

@@ -83,6 +83,11 @@ impl Tap {
         }
     }
 
+    /// Whether a request has no answer.
+    pub(super) fn owes(&self) -> bool {
+        !self.unanswered.is_empty()
+    }
+
     /// The place of the request that was refused.
     pub(super) fn refused(&self) -> Option<usize> {
         self.refused
