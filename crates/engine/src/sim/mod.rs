@@ -24,6 +24,7 @@
 //! | lanes are not looked through for deadlines; queues are not | 81; 4 |
 //! | a WRITE is acknowledged when its header has come; before its last part is in place | 9; 1 |
 //! | what a lost lane gives back is dropped; what a swept one does | 41; 232 |
+//! | a WRITE that is cancelled goes on being sent | 102 |
 //! | requests stay set aside when the descriptor has come | 78 |
 //! | a buffer is handed back while a READ of it leaves | 1362 |
 //! | a lane beyond its progress timeout is kept | 415 |
