@@ -95,7 +95,7 @@ def idle_rows(setting: Setting) -> list[Row]:
 
 def port_rows(setting: Setting) -> list[Row]:
     cells = [
-        (f"R6: 100 ports for {ports.THREADS} threads and {ports.PEERS} peers, {kind}", lambda kind=kind: ports.few_ports(setting.full, kind))
+        (f"R6: 100 ports for {ports.THREADS} threads and {ports.PEERS} peers, {kind}", lambda kind=kind: ports.few_ports(kind))
         for kind in setting.kinds()
     ]
     cells.append((f"R6: {ports.CLIENTS} clients of {ports.FILES} descriptors, ours", ports.few_files))
