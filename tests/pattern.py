@@ -58,9 +58,10 @@ def fill(view: np.ndarray, seed: int, start: int = 0) -> None:
 def difference(view: np.ndarray, seed: int, start: int = 0) -> int | None:
     """The first position at which `view` is not the pattern."""
     for at, part in pieces(seed, start, len(view)):
-        seen = view[at : at + len(part)]
-        if not np.array_equal(seen, part):
-            return at + int(np.flatnonzero(seen != part)[0])
+        # One look: a peer may be writing there.
+        wrong = np.flatnonzero(view[at : at + len(part)] != part)
+        if len(wrong):
+            return at + int(wrong[0])
     return None
 
 

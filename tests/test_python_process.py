@@ -237,7 +237,7 @@ def test_a_handler_that_fails_fails_no_call():
 # Signals
 
 
-#: Calls that would take seconds, and what comes before them. A batch of 1024 requests fills the queue to a peer.
+#: Calls that would take far more than five seconds, and what comes before them. A batch of 1024 requests fills the queue to a peer.
 FULL = 'assert engine.batch_transfer_async_write(peer, [addr] * 1024, [4096] * 1024, [1] * 1024)'
 WAITS = {
     "sync": ("", "engine.transfer_sync_write(peer, addr, 4096, 16)"),
@@ -264,7 +264,7 @@ def test_ctrl_c_ends_a_wait(wait):
     try:
         {call}
     except KeyboardInterrupt:
-        print("interrupted", time.monotonic() - start < 2)
+        print("interrupted", time.monotonic() - start < 5)
     own = engine.allocate_managed_buffer(16)
     assert engine.transfer_sync_write(name, own, own, 16) == 0
     """, env={"TENSORFERRY_QUEUE_BYTES": "64KiB"})
