@@ -16,6 +16,8 @@ use crate::memory::Span;
 
 /// How many questions a thread asks at the same time; more wait.
 const MAX_ASKING: usize = 256;
+/// How many bytes of answers that are not complete a thread holds.
+const MAX_KEPT: usize = 128 << 20;
 /// How long an answer is waited for before the peer is asked once more, over another connection: it may have been out of
 /// reach and be back, with nothing left there of the connection before. The first one stays, since a peer may also be
 /// slow, and answer one after the other; further ones take the place of each other.
@@ -31,8 +33,6 @@ pub(crate) struct Asked {
     /// When it is asked again.
     again: Option<Instant>,
 }
-/// How many bytes of answers that are not complete a thread holds.
-const MAX_KEPT: usize = 128 << 20;
 
 pub(crate) struct AskConn {
     question: Arc<Question>,
@@ -271,7 +271,7 @@ impl Reactor {
                     self.answer_bytes = self.answer_bytes - before + reader.kept();
                     match fed {
                         Ok((_, None)) if self.answer_bytes > MAX_KEPT => {
-                            let text = "other answers take up all the memory for them";
+                            let text = "unfinished answers take up all the memory for them; try again later";
                             return Err(io::Error::other(text));
                         }
                         Ok((_, None)) => {}
