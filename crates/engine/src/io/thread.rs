@@ -186,9 +186,11 @@ impl IoThread {
         Ok(Self { join })
     }
 
-    /// Waits for the end of a thread that was told to stop.
+    /// Waits for the end of a thread that was told to stop. Not of the caller's own: a waker may have the last handle.
     pub(crate) fn join(self) {
-        let _ = self.join.join();
+        if self.join.thread().id() != std::thread::current().id() {
+            let _ = self.join.join();
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A batch of requests: what is asked for, how much of it is settled, and who waits for it.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -330,8 +331,14 @@ impl BatchInner {
         if let Some(word) = &self.word {
             word.release();
         }
-        // Last, since what they do is not ours.
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        // Last, since what they do is not ours; one that panics must not end a thread of the engine, or others' wakes.
+        for (_, waker) in wakers {
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!(
+                    "a waker of a batch panicked; whoever awaits the batch may not learn of its end"
+                );
+            }
+        }
     }
 
     /// Fails every entry of a batch of which nobody has taken a slice.

@@ -9,7 +9,7 @@ use crate::transfer::Batch;
 
 /// Ready when its batch is final, with the result of [`Batch::wait`].
 ///
-/// Whoever polls it is woken once, by a thread of the engine. Dropping it does not stop the batch, and does not make it
+/// Whoever polls it is woken once, by a thread of the engine, which a waker must not hold up. Dropping it does not stop the batch, and does not make it
 /// safe to free memory that was lent with `unsafe`: see [`Batch::cancel`].
 ///
 /// ```

@@ -1,9 +1,14 @@
 //! The ends of things: engines that are closed, buffers that are taken back, and what is left behind.
 
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use tensorferry::{
-    Batch, BatchState, Config, Engine, HostBuffer, Notification, Op, RegisterOptions, SubmitOptions,
+    Batch, BatchState, Completion, Config, Engine, HostBuffer, Notification, Op, RegisterOptions,
+    SubmitOptions,
 };
 use tensorferry_wire::Status;
 
@@ -122,6 +127,57 @@ fn the_end_of_the_last_handle_ends_its_batches() {
     let ((), took) = timed(|| drop(segment));
     assert!(took < CLOSING, "{took:?}");
     assert_eq!(batch.wait().unwrap_err().code(), 23);
+}
+
+/// What a task does when it is woken, on a thread of the engine.
+struct Woken<F: FnOnce() + Send>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send> Wake for Woken<F> {
+    fn wake(self: Arc<Self>) {
+        let act = self.0.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+    }
+}
+
+/// Polls the end of a batch once.
+fn await_with(batch: &Batch, act: impl FnOnce() + Send + 'static) -> Completion {
+    let waker = Waker::from(Arc::new(Woken(Mutex::new(Some(act)))));
+    let mut end = batch.into_future();
+    assert!(Pin::new(&mut end).poll(&mut Context::from_waker(&waker)).is_pending());
+    end
+}
+
+#[test]
+fn a_waker_that_panics_harms_neither_the_engine_nor_other_wakers() {
+    let fake = Fake::new(|mut link| link.hang());
+    let pair = Pair::with(4096, lanes(1, 1));
+    let segment = pair.initiator.segment(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(1000).unwrap();
+    let batch = start(&segment, Op::Write, &local, BASE);
+    let (sender, woken) = std::sync::mpsc::channel();
+    let bad = await_with(&batch, || panic!("on purpose"));
+    let good = await_with(&batch, move || sender.send(()).unwrap());
+    batch.cancel();
+    woken.recv_timeout(Duration::from_secs(10)).unwrap();
+    drop((bad, good));
+    pair.start(Op::Write, &local, pair.remote.addr(), 1000).wait().unwrap();
+}
+
+#[test]
+fn a_waker_may_have_the_last_handle_of_its_engine() {
+    let fake = Fake::new(|mut link| link.hang());
+    let e = engine(lanes(1, 1));
+    let segment = e.open(&fake.name()).unwrap();
+    let local = HostBuffer::zeroed(1000).unwrap();
+    let batch = start(&segment, Op::Write, &local, BASE);
+    let port = e.control_port();
+    let end = await_with(&batch, move || drop((segment, e)));
+    batch.request_cancel();
+    eventually("the engine has let go of its port", || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_err()
+    });
+    assert_eq!(batch.poll(), BatchState::Cancelled);
+    drop(end);
 }
 
 #[test]
