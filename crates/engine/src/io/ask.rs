@@ -10,8 +10,9 @@ use tensorferry_wire::FrameReader;
 
 use crate::control::{Failure, Question, Step};
 use crate::error::{Error, Result};
+use crate::io::conns::{Conn, Fate};
 use crate::io::mailbox::Command;
-use crate::io::thread::{Conn, Fate, Reactor};
+use crate::io::thread::Reactor;
 use crate::memory::Span;
 
 /// How many questions a thread asks at the same time; more wait.

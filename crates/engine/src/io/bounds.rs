@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use crate::io::Socket;
+use crate::io::conns::{Conn, Kind};
 use crate::io::mailbox::Command;
-use crate::io::thread::{Conn, Kind, Reactor};
+use crate::io::thread::Reactor;
 use crate::log::Kind as Line;
 
 /// A quarter of the descriptors of the process, and at least so many, are never taken by connections from peers.

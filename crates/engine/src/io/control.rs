@@ -8,7 +8,8 @@ use tensorferry_wire::{FrameReader, WireError};
 
 use crate::control::reply;
 use crate::core::Core;
-use crate::io::thread::{Conn, Fate, Reactor};
+use crate::io::conns::{Conn, Fate};
+use crate::io::thread::Reactor;
 use crate::log::Kind;
 use crate::memory::Span;
 

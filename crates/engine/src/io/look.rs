@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::io::conns::{Conn, Kind};
 use crate::io::lane::End;
-use crate::io::thread::{Conn, Kind, Reactor};
+use crate::io::thread::Reactor;
 use crate::io::{Pulse, Socket};
 use crate::sync::locked;
 use crate::tcp::Lane;

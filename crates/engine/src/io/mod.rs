@@ -1,7 +1,9 @@
 //! Which thread does IO, and how: the only room that calls socket syscalls.
 
+mod accept;
 mod ask;
 mod bounds;
+mod conns;
 mod control;
 mod descriptors;
 mod lane;
@@ -27,6 +29,7 @@ pub(crate) use thread::IoThread;
 #[cfg(test)]
 pub(crate) use {
     crate::sim::{Listener, Socket},
+    conns::Event,
     socket::{Listener as KernelListener, Socket as KernelSocket},
-    thread::{Event, Reactor},
+    thread::Reactor,
 };

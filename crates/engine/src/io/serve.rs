@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tensorferry_wire::{Header, Op};
 
 use crate::io::Socket;
-use crate::io::thread::{Conn, Fate, Reactor, STARVED};
+use crate::io::conns::{Conn, Fate};
+use crate::io::thread::{Reactor, STARVED};
 use crate::log::Kind;
 use crate::memory::Span;
 use crate::metrics::Metrics;

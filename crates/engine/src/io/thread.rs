@@ -12,24 +12,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
+use mio::{Events, Poll, Token};
 
 use crate::clock;
 use crate::control::{Failure, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::io::ask::{AskConn, Asked};
-use crate::io::bounds::most_connections;
-use crate::io::control::ControlConn;
-use crate::io::lane::{LaneConn, LaneReport, Stuck};
-use crate::io::mailbox::{Command, ConnBell, Mailbox, WAKER};
-use crate::io::serve::ServeConn;
-use crate::io::{Listener, Socket};
+use crate::io::Listener;
+use crate::io::accept::{FIRST_CONN, Listening, Role};
+use crate::io::ask::Asked;
+use crate::io::conns::{Conn, Event, Fate, Kind, Place, split};
+use crate::io::lane::{LaneReport, Stuck};
+use crate::io::mailbox::{Command, Mailbox, WAKER};
 use crate::local::Local;
 use crate::log::Kind as Line;
 use crate::memory::Span;
 use crate::peer::Peer;
-use crate::staging::Bell;
 use crate::transfer::{Slice, Stop};
 
 /// The thread, as its engine sees it.
@@ -40,15 +38,15 @@ pub(crate) struct IoThread {
 /// What the thread works with; moved there, never shared.
 pub(crate) struct Reactor {
     pub(super) core: Arc<Core>,
-    index: usize,
-    poll: Poll,
-    conns: Vec<Place>,
-    free: Vec<usize>,
-    listeners: Vec<Listening>,
-    next_thread: usize,
+    pub(super) index: usize,
+    pub(super) poll: Poll,
+    pub(super) conns: Vec<Place>,
+    pub(super) free: Vec<usize>,
+    pub(super) listeners: Vec<Listening>,
+    pub(super) next_thread: usize,
     /// Connections that have something to do now.
-    ready: VecDeque<Token>,
-    timers: BinaryHeap<Reverse<(Instant, Token)>>,
+    pub(super) ready: VecDeque<Token>,
+    pub(super) timers: BinaryHeap<Reverse<(Instant, Token)>>,
     next_sweep: Option<Instant>,
     /// When lanes are looked at, and connections from peers.
     pub(super) next_look: Option<Instant>,
@@ -90,85 +88,10 @@ pub(crate) struct Scratch {
 /// How much of what peers send is received at once, when it is not received in place.
 const RECEIVE: usize = 256 << 10;
 
-struct Place {
-    generation: u32,
-    conn: Option<Box<Conn>>,
-}
-
-pub(crate) struct Conn {
-    pub(super) token: Token,
-    pub(super) socket: Socket,
-    pub(super) readable: bool,
-    pub(super) writable: bool,
-    /// The peer has ended the stream. No event will say so again, so it is read to its end.
-    pub(super) read_closed: bool,
-    /// The connection is gone in both directions, which nothing but reading or sending would tell.
-    pub(super) gone: bool,
-    queued: bool,
-    /// When it is to be looked at again at the latest.
-    due: Option<Instant>,
-    /// Whether a timer for `due` is running.
-    timed: bool,
-    /// Wakes it when a staging slot or a copy that it waits for is there.
-    pub(super) bell: Arc<dyn Bell>,
-    pub(super) kind: Kind,
-}
-
-pub(super) enum Kind {
-    Lane(LaneConn),
-    Serve(ServeConn),
-    Control(ControlConn),
-    Ask(AskConn),
-}
-
-/// What a connection said when it was driven.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Fate {
-    /// It waits for its socket.
-    Wait,
-    /// Its budget is spent, and it has more to do.
-    Again,
-    /// It is to be closed.
-    Close,
-}
-
-/// What a poller says about a socket.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Event {
-    pub(crate) token: Token,
-    pub(crate) readable: bool,
-    pub(crate) writable: bool,
-    pub(crate) read_closed: bool,
-    pub(crate) write_closed: bool,
-    pub(crate) error: bool,
-}
-
-struct Listening {
-    listener: Listener,
-    role: Role,
-    /// It takes nothing on until its timer rings.
-    resting: bool,
-}
-
-#[derive(Clone, Copy, Eq, PartialEq)]
-enum Role {
-    Control,
-    Data,
-}
-
-const FIRST_LISTENER: usize = 1;
-const LISTENERS: usize = 2;
-/// Tokens of connections: index in the low half, generation in the high one.
-const FIRST_CONN: usize = FIRST_LISTENER + LISTENERS;
-/// How long a listener rests when the process is out of descriptors.
-const REST: Duration = Duration::from_millis(100);
 /// How long somebody waits for a staging slot before those are given back that wait for a socket.
 pub(super) const STARVED: Duration = Duration::from_millis(50);
 /// How many answers of an engine may wait to be sent: some 64 MiB of them.
 const MAX_ANSWERS: usize = 1 << 20;
-/// How many control connections are served at the same time.
-const MAX_CONTROL: usize = 512;
-
 impl IoThread {
     /// Starts thread `index` of the engine; `listeners` are the control and the data listener, for one of
     /// the threads.
@@ -241,23 +164,6 @@ impl Reactor {
             reactor.listen(data, Role::Data)?;
         }
         Ok(reactor)
-    }
-
-    fn listen(&mut self, listener: Listener, role: Role) -> Result<()> {
-        let token = Token(FIRST_LISTENER + self.listeners.len());
-        self.register(listener.as_raw_fd(), token, Interest::READABLE)
-            .map_err(|e| Error::io("watching a listener", e))?;
-        self.core.descriptors.note(listener.as_raw_fd());
-        self.listeners.push(Listening { listener, role, resting: false });
-        Ok(())
-    }
-
-    fn register(&self, fd: i32, token: Token, interest: Interest) -> io::Result<()> {
-        #[cfg(test)]
-        if crate::sim::watch(fd, token) {
-            return Ok(());
-        }
-        self.poll.registry().register(&mut SourceFd(&fd), token, interest)
     }
 
     fn run(mut self) {
@@ -487,188 +393,6 @@ impl Reactor {
         }
     }
 
-    fn accept(&mut self, token: Token) {
-        let at = token.0 - FIRST_LISTENER;
-        while !self.listeners[at].resting {
-            let role = self.listeners[at].role;
-            if role == Role::Data && self.is_crowded() {
-                // Whoever comes later is an event.
-                if self.listeners[at].listener.is_anyone_waiting() {
-                    self.make_room();
-                    self.rest(token);
-                }
-                return;
-            }
-            match self.listeners[at].listener.accept() {
-                Ok((socket, _)) => self.admit(socket, role),
-                Err(e) => match e.raw_os_error() {
-                    Some(libc::EAGAIN) => return,
-                    // Faults of the one connection; the next is a new chance.
-                    Some(libc::ECONNABORTED | libc::EINTR | libc::EPROTO | libc::EPERM) => {}
-                    _ => {
-                        self.core.log.warn(Line::Accepting, "", || {
-                            format!("accepting a connection failed: {e}; trying again in {REST:?}")
-                        });
-                        self.core.broadcast(|| Command::Spare);
-                        return self.rest(token);
-                    }
-                },
-            }
-        }
-    }
-
-    /// Who waits to be accepted waits a little longer.
-    fn rest(&mut self, token: Token) {
-        self.listeners[token.0 - FIRST_LISTENER].resting = true;
-        self.timers.push(Reverse((self.now + REST, token)));
-    }
-
-    fn admit(&mut self, socket: Socket, role: Role) {
-        match role {
-            Role::Data => {
-                self.core.metrics.connections_accepted.add(1);
-                self.core.serving.fetch_add(1, Ordering::Relaxed);
-                let thread = self.next_thread % self.core.mailboxes.len();
-                self.next_thread = self.next_thread.wrapping_add(1);
-                if thread == self.index {
-                    self.serve(socket);
-                } else {
-                    self.core.mailboxes[thread].post(Command::Serve(socket));
-                }
-            }
-            Role::Control => {
-                let controls = || self.each().filter(|c| matches!(c.kind, Kind::Control(_)));
-                let busy = controls().count();
-                if busy >= MAX_CONTROL.min(most_connections() / 2) {
-                    // An exchange takes milliseconds: who has been here for longest is most likely nobody's client.
-                    let oldest = controls().min_by_key(|c| c.due).map(|c| c.token);
-                    self.core.log.warn(Line::ControlCrowd, "", || {
-                        format!("{busy} control connections are open; the oldest makes room")
-                    });
-                    if let Some(conn) = oldest.and_then(|token| self.take(token)) {
-                        self.close(conn);
-                    }
-                }
-                let due = self.now + ControlConn::PATIENCE;
-                let kind = Kind::Control(ControlConn::new(&self.core));
-                self.add(socket, kind, true, Some(due));
-            }
-        }
-    }
-
-    fn serve(&mut self, socket: Socket) {
-        self.watch_over(&socket);
-        let kind = Kind::Serve(ServeConn::new(self.now));
-        if self.add(socket, kind, true, None).is_none() {
-            self.core.serving.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn add_lane(
-        &mut self,
-        socket: Socket,
-        lane: LaneConn,
-        due: Instant,
-    ) -> Option<Token> {
-        self.add(socket, Kind::Lane(lane), false, Some(due))
-    }
-
-    pub(super) fn add_ask(&mut self, socket: Socket, ask: AskConn, due: Instant) -> Option<Token> {
-        self.add(socket, Kind::Ask(ask), false, Some(due))
-    }
-
-    /// The connections of a question.
-    pub(super) fn ask_tokens(&self, question: &Arc<Question>) -> Vec<Token> {
-        let of = |conn: &&Conn| matches!(&conn.kind, Kind::Ask(ask) if ask.is_of(question));
-        self.each().filter(of).map(|conn| conn.token).collect()
-    }
-
-    /// The connections of questions that are answered.
-    pub(super) fn answered_asks(&self) -> Vec<Token> {
-        let answered = |conn: &&Conn| matches!(&conn.kind, Kind::Ask(ask) if ask.is_answered());
-        self.each().filter(answered).map(|conn| conn.token).collect()
-    }
-
-    /// What is known of the connections of questions, but for the one that is being driven.
-    pub(super) fn asks(&self) -> impl Iterator<Item = &AskConn> {
-        self.each().filter_map(|conn| match &conn.kind {
-            Kind::Ask(ask) => Some(ask),
-            _ => None,
-        })
-    }
-
-    /// Takes a connection on. A new one is driven at once, since what has arrived already makes no event.
-    fn add(
-        &mut self,
-        socket: Socket,
-        kind: Kind,
-        open: bool,
-        due: Option<Instant>,
-    ) -> Option<Token> {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.conns.push(Place { generation: 0, conn: None });
-            self.conns.len() - 1
-        });
-        let token = join(index, self.conns[index].generation);
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(e) = self.register(socket.as_raw_fd(), token, interest) {
-            self.core.log.warn(Line::Accepting, "", || {
-                format!("watching a connection failed: {e}; it is closed")
-            });
-            self.free.push(index);
-            return None;
-        }
-        let conn = Conn {
-            token,
-            socket,
-            readable: open,
-            writable: open,
-            read_closed: false,
-            gone: false,
-            queued: false,
-            due,
-            timed: false,
-            bell: ConnBell::of(self.mailbox(), token),
-            kind,
-        };
-        self.core.descriptors.note(conn.socket.as_raw_fd());
-        self.put_back(Box::new(conn));
-        self.make_ready(token);
-        Some(token)
-    }
-
-    pub(super) fn conn(&mut self, token: Token) -> Option<&mut Conn> {
-        let (index, generation) = split(token);
-        let place = self.conns.get_mut(index).filter(|p| p.generation == generation)?;
-        place.conn.as_deref_mut()
-    }
-
-    pub(super) fn take(&mut self, token: Token) -> Option<Box<Conn>> {
-        let (index, generation) = split(token);
-        self.conns.get_mut(index).filter(|p| p.generation == generation)?.conn.take()
-    }
-
-    pub(super) fn put_back(&mut self, mut conn: Box<Conn>) {
-        let (index, _) = split(conn.token);
-        if let Some(due) = conn.due.filter(|_| !conn.timed) {
-            conn.timed = true;
-            self.timers.push(Reverse((due, conn.token)));
-        }
-        self.conns[index].conn = Some(conn);
-    }
-
-    pub(super) fn each(&self) -> impl Iterator<Item = &Conn> {
-        self.conns.iter().filter_map(|p| p.conn.as_deref())
-    }
-
-    pub(super) fn make_ready(&mut self, token: Token) {
-        if let Some(conn) = self.conn(token)
-            && !std::mem::replace(&mut conn.queued, true)
-        {
-            self.ready.push_back(token);
-        }
-    }
-
     /// Does what is due.
     fn ring(&mut self) {
         while let Some(&Reverse((at, token))) = self.timers.peek() {
@@ -677,8 +401,7 @@ impl Reactor {
             }
             self.timers.pop();
             if token.0 < FIRST_CONN {
-                self.listeners[token.0 - FIRST_LISTENER].resting = false;
-                self.accept(token);
+                self.accept_again(token);
             } else if self.conn(token).is_some_and(|c| c.is_due(at)) {
                 self.drive(token);
             }
@@ -849,72 +572,4 @@ impl Reactor {
             }
         }
     }
-}
-
-impl From<&mio::event::Event> for Event {
-    fn from(event: &mio::event::Event) -> Self {
-        Self {
-            token: event.token(),
-            readable: event.is_readable(),
-            writable: event.is_writable(),
-            read_closed: event.is_read_closed(),
-            write_closed: event.is_write_closed(),
-            error: event.is_error(),
-        }
-    }
-}
-
-impl Conn {
-    pub(super) fn lane(&mut self) -> &mut LaneConn {
-        match &mut self.kind {
-            Kind::Lane(lane) => lane,
-            _ => unreachable!("driven by its kind"),
-        }
-    }
-
-    pub(super) fn serve(&mut self) -> &mut ServeConn {
-        match &mut self.kind {
-            Kind::Serve(serve) => serve,
-            _ => unreachable!("driven by its kind"),
-        }
-    }
-
-    pub(super) fn control(&mut self) -> &mut ControlConn {
-        match &mut self.kind {
-            Kind::Control(control) => control,
-            _ => unreachable!("driven by its kind"),
-        }
-    }
-
-    pub(super) fn ask(&mut self) -> &mut AskConn {
-        match &mut self.kind {
-            Kind::Ask(ask) => ask,
-            _ => unreachable!("driven by its kind"),
-        }
-    }
-
-    pub(super) fn set_due(&mut self, at: Option<Instant>) {
-        if self.due != at {
-            (self.due, self.timed) = (at, false);
-        }
-    }
-
-    pub(super) fn has_due(&self) -> bool {
-        self.due.is_some()
-    }
-
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.due.is_some_and(|due| due <= now)
-    }
-}
-
-const INDEX_BITS: u32 = 32;
-
-fn join(index: usize, generation: u32) -> Token {
-    Token(((generation as usize) << INDEX_BITS) | (index + FIRST_CONN))
-}
-
-fn split(token: Token) -> (usize, u32) {
-    let index = (token.0 & ((1 << INDEX_BITS) - 1)) - FIRST_CONN;
-    (index, (token.0 >> INDEX_BITS) as u32)
 }
