@@ -29,7 +29,25 @@ pub(crate) struct Door {
 /// A listener that accepts nothing, and the connection that fills its queue.
 struct Full {
     _filler: TcpStream,
-    _listener: StdListener,
+    listener: StdListener,
+}
+
+impl Full {
+    fn new(address: SocketAddr) -> io::Result<Self> {
+        // One connection fits a queue of length zero. What comes later is dropped by the kernel.
+        let listener = listening(address, 0)?;
+        listener.set_nonblocking(true)?;
+        let filler = TcpStream::connect(address)?;
+        Ok(Self { _filler: filler, listener })
+    }
+
+    /// The same listener with room: were it closed, the kernel could reset whoever calls at that moment.
+    fn let_in(self) -> io::Result<StdListener> {
+        // The filler is the first in the queue.
+        drop(self.listener.accept());
+        socket2::SockRef::from(&self.listener).listen(BACKLOG)?;
+        Ok(self.listener)
+    }
 }
 
 impl Door {
@@ -57,19 +75,22 @@ impl Door {
     /// Changes what happens to those who come.
     pub(crate) fn set_accept(&mut self, accept: Accept) -> io::Result<()> {
         let listens = matches!(accept, Accept::Pass | Accept::Silent);
-        if !listens || self.listener.is_none() {
-            (self.listener, self.full) = (None, None);
+        if !listens {
+            self.listener = None;
+        }
+        if accept == Accept::Refuse {
+            self.full = None;
         }
         if listens && self.listener.is_none() {
-            let listener = listening(self.address, BACKLOG)?;
+            let listener = match self.full.take() {
+                Some(full) => full.let_in()?,
+                None => listening(self.address, BACKLOG)?,
+            };
             listener.set_nonblocking(true)?;
             self.listener = Some(TcpListener::from_std(listener));
         }
         if accept == Accept::Never && self.full.is_none() {
-            // One connection fits a queue of length zero. What comes later is dropped by the kernel.
-            let listener = listening(self.address, 0)?;
-            let filler = TcpStream::connect(self.address)?;
-            self.full = Some(Full { _filler: filler, _listener: listener });
+            self.full = Some(Full::new(self.address)?);
         }
         self.accept = accept;
         Ok(())
