@@ -35,6 +35,9 @@ pub struct Config {
     pub lane_idle_probe: Duration,
     /// A lane that was idle for so long is closed.
     pub lane_keep: Duration,
+    /// How long a thread that waits for a small batch spins before it sleeps; zero: not at all. It does not spin while
+    /// batches take longer, or while others want its processor.
+    pub spin: Duration,
     /// Copy into registered memory through the kernel, so that a buffer that its owner has
     /// unmapped fails the request and not the process.
     pub safe_copy: bool,
@@ -121,6 +124,7 @@ impl Default for Config {
             queue_bytes: 16 * MIB,
             lane_idle_probe: Duration::from_millis(500),
             lane_keep: Duration::from_secs(60),
+            spin: if cores > 1 { Duration::from_micros(50) } else { Duration::ZERO },
             safe_copy: false,
             gpu: gpu::Settings::default(),
             staging_slots: 8,
@@ -223,6 +227,9 @@ impl Config {
                     "a time from 500ms to 60m, such as 10s",
                     duration(v).filter(is_a_while).map(|t| self.silence_timeout = t),
                 )?,
+                "SPIN" => {
+                    set("0, or a time up to 10ms, such as 50us", spin(v).map(|t| self.spin = t))?
+                }
                 "SAFE_COPY" => set("0 or 1", flag(v).map(|on| self.safe_copy = on))?,
                 "GPU" => set(
                     "one of auto, off, cuda, musa, hip",
@@ -460,6 +467,16 @@ fn duration(text: &str) -> Option<Duration> {
     (secs > 0.0 && secs <= 10.0 * 365.0 * 86_400.0).then(|| Duration::from_secs_f64(secs))
 }
 
+/// `0`, `50us`, `1ms`: up to 10 ms.
+fn spin(text: &str) -> Option<Duration> {
+    let time = match text.strip_suffix("us") {
+        _ if text == "0" => Duration::ZERO,
+        Some(number) => Duration::from_micros(number.trim().parse().ok()?),
+        None => duration(text)?,
+    };
+    (time <= Duration::from_millis(10)).then_some(time)
+}
+
 /// `64KiB`, `16MiB`, `1GiB`, or a number of bytes.
 fn bytes(text: &str) -> Option<usize> {
     let (number, shift) = match text {
@@ -510,6 +527,14 @@ mod tests {
     }
 
     #[test]
+    fn a_spin_is_a_short_time_or_none() {
+        for (text, micros) in [("0", 0), ("50us", 50), ("1ms", 1000), ("0.01", 10_000)] {
+            let spin = from(&[("TENSORFERRY_SPIN", text)]).unwrap().spin;
+            assert_eq!(spin, Duration::from_micros(micros), "{text}");
+        }
+    }
+
+    #[test]
     fn a_malformed_setting_of_ours_is_an_error_that_names_it() {
         for (name, value) in [
             ("TENSORFERRY_BIND", "everywhere"),
@@ -524,6 +549,8 @@ mod tests {
             ("TENSORFERRY_LANE_IDLE_PROBE", ""),
             ("TENSORFERRY_LANE_KEEP", "0"),
             ("TENSORFERRY_SILENCE_TIMEOUT", "100ms"),
+            ("TENSORFERRY_SPIN", "11ms"),
+            ("TENSORFERRY_SPIN", "-1us"),
             ("TENSORFERRY_SAFE_COPY", "maybe"),
             ("TENSORFERRY_GPU", "yes"),
             ("TENSORFERRY_CUDA_LIBRARY", ""),

@@ -21,6 +21,7 @@ use crate::registry::Registry;
 use crate::staging::Devices;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex, locked};
+use crate::transfer::Spin;
 
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -43,8 +44,7 @@ pub(crate) struct Core {
     pub(crate) descriptors: Descriptors,
     /// Data connections from peers that are open.
     pub(crate) serving: AtomicUsize,
-    /// Waiters that spin now; more of them than idle cores only slow the IO threads down.
-    pub(crate) spinners: AtomicUsize,
+    pub(crate) spin: Spin,
     incarnation: u64,
     closed: AtomicBool,
     /// The process that made the engine.
@@ -104,6 +104,7 @@ impl Core {
         let slots = (config.staging_slots, config.staging_slot_bytes);
         let devices = Devices::new(config.gpu.clone(), slots, Arc::clone(&mailboxes[0]) as _);
         let copy_mode = if config.safe_copy { CopyMode::Kernel } else { CopyMode::Direct };
+        let spin = Spin::new(config.spin);
         Ok(Self {
             config,
             name: addresses.name.into(),
@@ -121,7 +122,7 @@ impl Core {
             mailboxes,
             descriptors: Descriptors::new(),
             serving: AtomicUsize::new(0),
-            spinners: AtomicUsize::new(0),
+            spin,
             incarnation: random(),
             closed: AtomicBool::new(false),
             pid: std::process::id(),

@@ -515,7 +515,7 @@ impl Target {
     /// As `submit`, on a thread that copies for others: it does not copy this batch itself.
     fn begin(&self, batch: &Arc<BatchInner>) {
         match self {
-            Self::Peer(peer) => peer.submit(Arc::clone(batch)),
+            Self::Peer(peer) => peer.submit_aside(Arc::clone(batch)),
             Self::Local(local) => {
                 if !local.submit_aside(batch) {
                     batch.fail_unbegun(&Cause::Whole(Arc::new(Error::Closed)));

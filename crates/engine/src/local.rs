@@ -16,7 +16,7 @@ use crate::registry::BufferInfo;
 use crate::staging::{DevicePath, PathError};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::locked;
-use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
+use crate::transfer::{BatchInner, Cause, Owner, Slice, Spin, Stop};
 
 /// The engine as its own peer.
 pub(crate) struct Local {
@@ -253,7 +253,7 @@ impl Owner for Local {
         }
     }
 
-    fn spinners(&self) -> &AtomicUsize {
-        &self.core.spinners
+    fn spin(&self) -> &Spin {
+        &self.core.spin
     }
 }

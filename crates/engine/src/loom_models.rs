@@ -22,7 +22,7 @@ use crate::registry::{Access, BufferInfo, Range, Registry};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Call, Mutex, locked};
 use crate::transfer::{
-    BatchInner, BatchState, Cause, Held, Order, Owner, Places, Request, Slice, Stop,
+    BatchInner, BatchState, Cause, Held, Order, Owner, Places, Request, Slice, Spin, Stop,
 };
 
 fn model(work: impl Fn() + Send + Sync + 'static) {
@@ -40,7 +40,7 @@ fn far() -> Instant {
 struct Account {
     peer: Arc<str>,
     finished: AtomicUsize,
-    spinners: AtomicUsize,
+    spin: Spin,
 }
 
 impl Owner for Account {
@@ -52,14 +52,14 @@ impl Owner for Account {
     fn finished(&self, _: &BatchInner) {
         self.finished.fetch_add(1, Ordering::Relaxed);
     }
-    fn spinners(&self) -> &AtomicUsize {
-        &self.spinners
+    fn spin(&self) -> &Spin {
+        &self.spin
     }
 }
 
 fn batch(requests: usize) -> (Arc<Account>, Arc<BatchInner>) {
-    let (finished, spinners) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let account = Arc::new(Account { peer: "peer:1".into(), finished, spinners });
+    let (finished, spin) = (AtomicUsize::new(0), Spin::new(Duration::ZERO));
+    let account = Arc::new(Account { peer: "peer:1".into(), finished, spin });
     let request = Request { op: Op::Write, local: 0x1000, remote: 0x2000, len: 8 };
     let order = Order {
         requests: vec![request; requests],

@@ -8,11 +8,10 @@ use tensorferry_wire::{Op, STATUS_LEN, Status, Version};
 use crate::fuzzing::Cuts;
 use crate::memory::{HostBuffer, Span};
 use crate::staging::Alarm;
-use crate::sync::atomic::AtomicUsize;
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{
-    Batch, BatchInner, BatchState, Held, Order, Owner, Places, Request, Slice, Stop,
+    Batch, BatchInner, BatchState, Held, Order, Owner, Places, Request, Slice, Spin, Stop,
 };
 
 /// What lies between the memory of two requests.
@@ -236,11 +235,11 @@ fn batch(request: Request) -> Batch {
         deadline: now + Duration::from_secs(3600),
         word: None,
     };
-    let owner = Arc::new(Nobody("peer:1".into(), AtomicUsize::new(0)));
+    let owner = Arc::new(Nobody("peer:1".into(), Spin::new(Duration::ZERO)));
     Batch { inner: BatchInner::new(owner, order) }
 }
 
-struct Nobody(Arc<str>, AtomicUsize);
+struct Nobody(Arc<str>, Spin);
 
 impl Owner for Nobody {
     fn peer(&self) -> &Arc<str> {
@@ -251,7 +250,7 @@ impl Owner for Nobody {
         batch.finish(None);
     }
 
-    fn spinners(&self) -> &AtomicUsize {
+    fn spin(&self) -> &Spin {
         &self.1
     }
 

@@ -94,6 +94,7 @@ impl Reactor {
     }
 
     fn spare_lanes(&mut self) -> usize {
+        self.claim_all();
         let idle = self.longest_first(|conn, _| match &conn.kind {
             Kind::Lane(lane) => lane.idle_since(),
             _ => None,

@@ -1,7 +1,6 @@
 //! Driving a lane: the initiator's end of a data connection.
 #![expect(unsafe_code, reason = "receiving into memory that users have lent")]
 
-use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -27,11 +26,13 @@ use crate::transfer::{Cause, Slice, Stop};
 pub(crate) struct LaneConn {
     pub(super) peer: Arc<Peer>,
     pub(super) lane: Lane,
-    /// Claimed with `try_lock`; whoever has it is the one that sends.
+    /// Whoever has it is the one that sends.
     pub(super) half: Arc<Mutex<SendHalf>>,
     phase: Phase,
     /// The last time anything moved.
     pub(super) active: Instant,
+    /// Submitting threads were told that they may send on it.
+    pub(super) offered: bool,
     pub(super) watch: Watch,
     /// Our side of the stream has ended.
     half_closed: bool,
@@ -151,6 +152,7 @@ impl Reactor {
     }
 
     pub(super) fn drive_lane(&mut self, conn: &mut Conn) -> Fate {
+        self.claim(conn);
         if matches!(conn.lane().phase, Phase::Connecting { .. }) {
             match self.check_connected(conn) {
                 Fate::Again => {}
@@ -173,7 +175,10 @@ impl Reactor {
             peer.requeue(&mut self.scratch.requeue);
             match (sent, received) {
                 (_, Step::Over) | (Step::Over, _) => return Fate::Close,
-                (Step::Blocked, Step::Blocked) if !pulled => return Fate::Wait,
+                (Step::Blocked, Step::Blocked) if !pulled => {
+                    self.offer(conn);
+                    return Fate::Wait;
+                }
                 (_, Step::Progress) if conn.lane().watch.is_expectant() => self.lane_answers(conn),
                 _ => {}
             }
@@ -237,24 +242,23 @@ impl Reactor {
             conn.peer.requeue(slices);
             return false;
         };
-        let mut deadline = None;
-        for slice in slices.drain(..) {
-            deadline = deadline.max(Some(Reverse(slice.batch.deadline)));
-            half.launch(slice);
-        }
-        conn.lane.take_over(&mut half);
+        slices.drain(..).for_each(|slice| half.launch(slice));
+        let next = conn.lane.take_over(&mut half);
         if pulled.alone {
             conn.lane.set_alone();
         }
         drop(half);
-        if let Some(Reverse(at)) = deadline {
-            self.sweep_by(at);
-        }
+        self.taken_over(next);
+        true
+    }
+
+    /// A lane has taken requests on; `next`: the first of those deadlines that nobody keeps yet.
+    pub(super) fn taken_over(&mut self, next: Option<Instant>) {
+        next.into_iter().for_each(|at| self.sweep_by(at));
         if let Some(limit) = self.core.config.progress_timeout {
             self.sweep_by(self.now + limit);
         }
         self.look_soon();
-        true
     }
 
     /// Sends until the socket is full or nothing is left.
@@ -458,6 +462,7 @@ impl LaneConn {
             half: Arc::new(Mutex::new(SendHalf::new(version))),
             phase: Phase::Connecting { route, at, since: now },
             active: now,
+            offered: false,
             watch: Watch::default(),
             half_closed: false,
             broken: None,
@@ -467,6 +472,13 @@ impl LaneConn {
 
     pub(super) fn peer(&self) -> &Arc<Peer> {
         &self.peer
+    }
+
+    /// Whether a submitting thread may send on it.
+    pub(super) fn is_offerable(&self) -> bool {
+        let room = self.lane.room();
+        let free = self.is_open() && room.empty && room.requests > 0 && !self.lane.is_for_one();
+        free && !self.watch.is_expectant() && !self.half_closed && self.broken.is_none()
     }
 
     /// Since when nothing was asked of it, and everything is answered.

@@ -96,7 +96,7 @@ impl Watch {
 }
 
 impl Reactor {
-    fn look_by(&mut self, at: Instant) {
+    pub(super) fn look_by(&mut self, at: Instant) {
         self.next_look = Some(self.next_look.map_or(at, |next| next.min(at)));
     }
 
@@ -127,6 +127,7 @@ impl Reactor {
             match self.look_at_lane(&mut conn) {
                 Verdict::Close => self.close(conn),
                 Verdict::Keep(next) => {
+                    self.offer(&mut conn);
                     self.put_back(conn);
                     next.into_iter().for_each(|at| self.look_by(at));
                 }
@@ -135,6 +136,7 @@ impl Reactor {
     }
 
     fn look_at_lane(&mut self, conn: &mut Conn) -> Verdict {
+        self.claim(conn);
         let (socket, now) = (conn.socket.clone(), self.now);
         let lane = conn.lane();
         if !lane.is_open() {

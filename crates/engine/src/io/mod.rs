@@ -10,6 +10,7 @@ mod lane;
 mod look;
 mod mailbox;
 mod names;
+mod offer;
 mod pool;
 mod serve;
 mod socket;
@@ -19,6 +20,7 @@ pub(crate) use descriptors::Descriptors;
 pub(crate) use lane::LaneReport;
 pub(crate) use mailbox::{Command, Mailbox, prepare};
 pub(crate) use names::Names;
+pub(crate) use offer::Offer;
 pub(crate) use pool::Pool;
 pub(crate) use socket::Pulse;
 #[cfg(not(test))]

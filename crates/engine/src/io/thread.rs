@@ -314,7 +314,8 @@ impl Reactor {
     }
 
     /// How the lanes of this thread are.
-    fn report(&self) -> Vec<LaneReport> {
+    fn report(&mut self) -> Vec<LaneReport> {
+        self.claim_all();
         let lane = |conn: &Conn| match &conn.kind {
             Kind::Lane(lane) => Some(lane.report(self.index)),
             _ => None,
@@ -374,7 +375,8 @@ impl Reactor {
         }
     }
 
-    pub(super) fn close(&mut self, conn: Box<Conn>) {
+    pub(super) fn close(&mut self, mut conn: Box<Conn>) {
+        self.claim(&mut conn);
         let (index, _) = split(conn.token);
         let _ = self.poll.registry().deregister(&mut SourceFd(&conn.socket.as_raw_fd()));
         self.conns[index].generation = self.conns[index].generation.wrapping_add(1);
@@ -500,6 +502,7 @@ impl Reactor {
         for peer in self.peers.values() {
             peer.revoke(addr);
         }
+        self.claim_all();
         for conn in self.each() {
             if let Kind::Lane(lane) = &conn.kind {
                 lane.revoke(addr);
@@ -558,6 +561,7 @@ impl Reactor {
             asked.close();
         }
         self.now = clock::now();
+        self.claim_all();
         for place in &mut self.conns {
             let Some(mut conn) = place.conn.take() else { continue };
             match &mut conn.kind {

@@ -18,7 +18,7 @@ use crate::clock;
 use crate::control::{self, Question};
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::io::Command;
+use crate::io::{Command, Offer};
 use crate::log::Kind;
 use crate::peer::backoff::Backoff;
 use crate::peer::notify::Notifications;
@@ -27,7 +27,7 @@ use crate::registry::BufferInfo;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Call, locked};
 use crate::tcp::Room;
-use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
+use crate::transfer::{BatchInner, Cause, Owner, Slice, Spin, Stop};
 
 pub(crate) use route::Route;
 pub(crate) use stats::Account;
@@ -52,6 +52,8 @@ pub(crate) struct Peer {
     /// Other IO threads that have been told to look, as bits; there are at most 64.
     told: AtomicU64,
     notifications: Mutex<Notifications>,
+    /// An idle lane on which a submitting thread may send.
+    offered: Mutex<Option<Offer>>,
 }
 
 struct State {
@@ -101,6 +103,8 @@ pub(crate) struct Pulled {
     pub(crate) alone: bool,
     /// Enough was looked at for one time, but not all.
     pub(crate) more: bool,
+    /// Something waits that this lane did not take.
+    pub(crate) left: bool,
 }
 
 /// How many requests one look settles or sets aside at most: it is done on an IO thread, under a lock.
@@ -137,6 +141,7 @@ impl Peer {
             kicked: Call::new(),
             told: AtomicU64::new(0),
             notifications: Mutex::default(),
+            offered: Mutex::default(),
         })
     }
 
@@ -148,15 +153,74 @@ impl Peer {
         &self.address
     }
 
-    /// Takes a batch on. Never blocks on the network.
+    /// Takes a batch on, and sends it if it is small and a lane is idle. Never blocks on the network.
     pub(crate) fn submit(self: &Arc<Self>, batch: Arc<BatchInner>) {
+        let (now, deadline) = (batch.started, batch.deadline);
+        let small = batch.fits(Offer::ROOM.requests, Offer::ROOM.bytes);
+        self.enqueue(batch);
+        if !(small && self.send_here(now, deadline)) {
+            self.kick();
+        }
+        self.settle_if_closed();
+    }
+
+    /// The same, with all of the work left to the IO threads.
+    pub(crate) fn submit_aside(self: &Arc<Self>, batch: Arc<BatchInner>) {
+        self.enqueue(batch);
+        self.kick();
+        self.settle_if_closed();
+    }
+
+    fn enqueue(self: &Arc<Self>, batch: Arc<BatchInner>) {
         let mut state = self.lock();
         state.queue.push(batch);
         if state.route.is_none() {
             self.ask(&mut state);
         }
-        drop(state);
-        self.kick();
+    }
+
+    /// Sends what waits on the lane that is offered; false: none is, so an IO thread has to look at the queue.
+    fn send_here(self: &Arc<Self>, now: Instant, deadline: Instant) -> bool {
+        let mut offered = locked(&self.offered);
+        let Some(offer) = offered.take_if(|offer| offer.is_good_for(now, deadline)) else {
+            return false;
+        };
+        let half = Arc::clone(&offer.half);
+        let Ok(mut half) = half.try_lock() else {
+            *offered = Some(offer);
+            return false;
+        };
+        drop(offered);
+        if half.is_shut() {
+            return false;
+        }
+        let mut slices = std::mem::take(&mut half.slices);
+        let (pulled, failed) = self.sort_out(Offer::ROOM, now, &mut slices);
+        slices.drain(..).for_each(|slice| half.launch(slice));
+        half.slices = slices;
+        if pulled.left || pulled.more {
+            self.kick();
+        }
+        offer.send(&mut half);
+        drop(half);
+        failed.settle();
+        true
+    }
+
+    /// Has a submitting thread send on an idle lane; false: there is another one already.
+    pub(crate) fn offer(&self, offer: Offer) -> bool {
+        let mut offered = locked(&self.offered);
+        let first = offered.is_none();
+        offered.get_or_insert(offer);
+        first
+    }
+
+    /// Takes an offer back; false: somebody has taken it.
+    pub(crate) fn withdraw(&self, is_it: impl Fn(&Offer) -> bool) -> bool {
+        locked(&self.offered).take_if(|offer| is_it(offer)).is_some()
+    }
+
+    fn settle_if_closed(&self) {
         if self.core.is_closed() {
             // The threads may have gone before the batch came; then nobody else would settle it.
             self.stop_all(Stop::Closed);
@@ -345,10 +409,22 @@ impl Peer {
         orphans.fail(&Cause::Whole(Arc::new(error)));
     }
 
-    /// Moves slices from the queue to `out`, as many as `room` allows.
+    /// Moves slices from the queue to `out`, as many as `room` allows, and fails what cannot go.
     pub(crate) fn pull(self: &Arc<Self>, room: Room, now: Instant, out: &mut Vec<Slice>) -> Pulled {
+        let (pulled, failed) = self.sort_out(room, now, out);
+        failed.settle();
+        pulled
+    }
+
+    /// The same, with what failed left to the caller, who is to settle it when no lock is held.
+    fn sort_out(
+        self: &Arc<Self>,
+        room: Room,
+        now: Instant,
+        out: &mut Vec<Slice>,
+    ) -> (Pulled, Failed) {
         let mut state = self.lock();
-        let Some(route) = state.route.clone() else { return Pulled::default() };
+        let Some(route) = state.route.clone() else { return Default::default() };
         let (mut bytes, mut hint, mut looks) = (0, 0, 0);
         let (mut alone, mut failed) = (false, Vec::new());
         while out.len() < room.requests && bytes < room.bytes && looks < MAX_LOOKS && !alone {
@@ -374,12 +450,8 @@ impl Peer {
             // The buffers may have been registered after the peer was asked: ask once more.
             self.ask_anew(&mut state);
         }
-        drop(state);
-        // Without the lock: the last of a batch ends it, and whoever logs that may ask about the peer.
-        for (slice, cause) in failed {
-            slice.settle(Err(cause));
-        }
-        Pulled { alone, more: looks == MAX_LOOKS }
+        let left = !state.queue.is_empty();
+        (Pulled { alone, more: looks == MAX_LOOKS, left }, Failed(failed))
     }
 
     /// Takes slices back that are to be sent again. Those whose batch was told to stop are settled here: whoever
@@ -642,8 +714,8 @@ impl Owner for Peer {
         self.send_behind(batch);
     }
 
-    fn spinners(&self) -> &AtomicUsize {
-        &self.core.spinners
+    fn spin(&self) -> &Spin {
+        &self.core.spin
     }
 
     fn stopped(&self, _: &Arc<BatchInner>) {
@@ -691,6 +763,19 @@ fn admit(state: &State, route: &Route, slice: &Slice, now: Instant, hint: &mut u
         return Admission::Fail(Cause::Whole(Arc::new(error.clone())));
     }
     Admission::Wait
+}
+
+/// Slices that cannot go, and why.
+#[derive(Default)]
+struct Failed(Vec<(Slice, Cause)>);
+
+impl Failed {
+    /// Not under a lock: the last of a batch ends it, and whoever is told of that may do anything.
+    fn settle(self) {
+        for (slice, cause) in self.0 {
+            slice.settle(Err(cause));
+        }
+    }
 }
 
 const QUEUED: &str = "it waited in the queue for a lane";

@@ -19,7 +19,8 @@ struct Local {
     len: u64,
     process: usize,
     op: Op,
-    batch: Batch,
+    /// `None`: it is being submitted.
+    batch: Option<Batch>,
 }
 
 impl Guards {
@@ -27,8 +28,20 @@ impl Guards {
         Self { arena, local: BTreeMap::new(), registered: BTreeMap::new() }
     }
 
-    pub(super) fn lend(&mut self, (addr, len): (u64, u64), process: usize, op: Op, batch: &Batch) {
-        self.local.insert(addr, Local { len, process, op, batch: batch.clone() });
+    /// The local memory of a request, for a batch that is about to be submitted.
+    pub(super) fn lend(&mut self, (addr, len): (u64, u64), process: usize, op: Op) {
+        self.local.insert(addr, Local { len, process, op, batch: None });
+    }
+
+    /// What was lent at `addr` is for `batch`; `None`: it was not submitted after all.
+    pub(super) fn lent(&mut self, addr: u64, batch: Option<&Batch>) {
+        match batch {
+            None => drop(self.local.remove(&addr)),
+            Some(batch) => {
+                let local = self.local.get_mut(&addr).expect("it was lent");
+                local.batch = Some(batch.clone());
+            }
+        }
     }
 
     pub(super) fn register(&mut self, (addr, len): (u64, u64), process: usize) {
@@ -73,7 +86,7 @@ impl Guards {
         if local.process != process || local.op != op {
             return Err(format!("[{at:#x}, +{len}) is touched, which is lent for something else"));
         }
-        match local.batch.poll() {
+        match local.batch.as_ref().map_or(BatchState::Running, Batch::poll) {
             BatchState::Running => Ok(()),
             state => Err(format!("[{at:#x}, +{len}) is touched, though its batch is {state:?}")),
         }

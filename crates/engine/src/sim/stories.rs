@@ -42,6 +42,31 @@ impl World<'_> {
     }
 }
 
+/// A lane is idle and was offered, so whoever submits next needs nobody else.
+#[test]
+fn a_small_batch_leaves_without_the_io_thread_and_its_deadline_is_kept_all_the_same() {
+    tell(|world| {
+        world.run_alone(0)?;
+        let write = |world: &mut World<'_>| {
+            world.ask_for(0, 1, (Op::Write, 50, Kind::Good)).expect("there is memory")
+        };
+        let (first, second) = (write(world), write(world));
+        let (soon, minute) = (Duration::from_millis(10), Duration::from_secs(60));
+        let index = world.submit(0, 1, vec![first], minute, false)?.expect("there is room");
+        if world.runnable().contains(&(0, 0)) {
+            return Err("the IO thread was woken".to_owned());
+        }
+        world.drive(|world| !World::is_running(&world.sent[index]))?;
+        world.run_alone(0)?;
+        // Nobody answers this one, and its end comes before the offer's.
+        let index = world.submit(0, 1, vec![second], soon, false)?.expect("there is room");
+        if !world.runnable().contains(&(0, 0)) {
+            return Err("nobody looks after the deadline".to_owned());
+        }
+        world.drive(|world| !World::is_running(&world.sent[index])).map(drop)
+    });
+}
+
 /// The thread takes in the last answer of a batch, then looks for what is to stop, and then is asked to notify.
 #[test]
 fn a_batch_that_is_told_to_stop_before_its_notification_is_asked_for_ends_at_once() {

@@ -12,7 +12,9 @@ use crate::memory::OwnedRequest;
 use crate::sim::guard::Guards;
 use crate::sim::machine::{Process, Registered, Use, name};
 use crate::sim::memory::{Arena, CANARY, POISON, SHARE};
-use crate::sim::net::{self, CONTROL_PORT, CallFaults, EndId, MOST_ROOM, Net, Phase, Pipe};
+use crate::sim::net::{
+    self, CALLER, CONTROL_PORT, CallFaults, EndId, MOST_ROOM, Net, Phase, Pipe, ThreadId,
+};
 use crate::sim::plan::{Plan, Sizes};
 use crate::sim::rng::Rng;
 use crate::transfer::{Batch, BatchState, OnFull, Owner, Stop, SubmitOptions};
@@ -391,7 +393,14 @@ impl<'a> World<'a> {
         let options = SubmitOptions { timeout, notification, on_full, stream: None };
         let process = &self.processes[number];
         let segment = process.engine.segment(&name(target)).map_err(|e| e.to_string())?;
-        let batch = match segment.submit_owned(&requests, options) {
+        // The submitting thread may send at once.
+        let lent = || asked.iter().filter(|a| a.kind != Kind::Unmapped && a.len > 0);
+        net::with(|net| lent().for_each(|a| net.guards.lend((a.local, a.len), number, a.op)));
+        let caller = ThreadId { process: number, thread: CALLER };
+        net::with(|net| net.running = caller);
+        let submitted = segment.submit_owned(&requests, options);
+        net::with(|net| lent().for_each(|a| net.guards.lent(a.local, submitted.as_ref().ok())));
+        let batch = match submitted {
             Ok(batch) => batch,
             Err(Error::Busy { .. }) => return Ok(None),
             Err(error) => return Err(format!("a batch is refused: {error}")),
@@ -399,12 +408,7 @@ impl<'a> World<'a> {
         let deadline = self.now() + timeout.expect("given above");
         let index = self.sent.len();
         let n = asked.len();
-        net::with(|net| {
-            net.note(|| format!("process {number} submits batch {index} of {n}"));
-            for a in asked.iter().filter(|a| a.kind != Kind::Unmapped && a.len > 0) {
-                net.guards.lend((a.local, a.len), number, a.op, &batch);
-            }
-        });
+        net::with(|net| net.note(|| format!("process {number} submits batch {index} of {n}")));
         self.sent.push(Sent {
             batch,
             process: number,

@@ -147,17 +147,21 @@ impl Lane {
         }
     }
 
-    /// Awaits the answers of what was launched since the last call.
-    pub(crate) fn take_over(&mut self, half: &mut SendHalf) {
+    /// Awaits the answers of what was launched since the last call; returns the first of their deadlines.
+    pub(crate) fn take_over(&mut self, half: &mut SendHalf) -> Option<Instant> {
+        let mut next = None;
         self.stages &= !self.flights.is_empty();
         for (seq, slice) in half.launched.drain(..) {
             self.taken += 1;
             self.taken_bytes += slice.len;
+            let deadline = slice.batch.deadline;
+            next = Some(next.map_or(deadline, |n: Instant| n.min(deadline)));
             let (op, len) = (slice.op(), slice.len);
             let staged = op == Op::Read && slice.device().is_some();
             self.stages |= staged;
             self.flights.push_back(Flight { seq, op, len, slice: Some(slice), staged });
         }
+        next
     }
 
     /// The next request is the only one until it is answered.
@@ -293,7 +297,7 @@ impl Lane {
     ) -> Planned {
         let (mut room, mut at, mut planned) = (MAX_CALL_BYTES, 0, Planned::default());
         let mut want = self.flights.front().map(|f| self.reader.want(&f.expected(self.version)));
-        let mut landing = Landing::default();
+        let (mut landing, mut covered) = (Landing::default(), 0);
         for flight in &mut self.flights {
             let (missing, mut offset) = match want.take() {
                 Some(ReplyWant::Status { missing }) => (missing, 0),
@@ -332,13 +336,16 @@ impl Lane {
                     break;
                 }
             }
+            covered += 1;
             if room == 0 || spans.len() + 2 > max_spans.min(MAX_CALL_SPANS) {
                 break;
             }
         }
-        if spans.is_empty() && !planned.starved {
-            // Nothing is owed, so the end of the stream is all that may come.
-            spans.push(Span::of_mut(&mut self.scratch[..1]));
+        let nothing = spans.is_empty() && !planned.starved;
+        if nothing || covered == self.flights.len() && !planned.users && at < SCRATCH {
+            // Nothing more is owed, so the end of the stream is all that may come. To ask for it with the last answers
+            // saves a call: a short count says that the socket is empty.
+            push_or_extend(spans, Span::of_mut(&mut self.scratch[at..=at]));
         }
         spans.truncate(max_spans);
         planned

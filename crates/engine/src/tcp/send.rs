@@ -1,8 +1,8 @@
 //! The send half of a lane: requests that have not left yet.
 //!
-//! It has one owner at a time, who claims it with `try_lock`: the lane's IO thread now, and a
-//! submitting thread as well when it sends for itself. All that a sender needs is here; what it
-//! launched is taken over by the receive half, which belongs to the IO thread alone.
+//! It has one owner at a time, who has it locked: the lane's IO thread, or a submitting thread to which an idle lane
+//! was offered. All that a sender needs is here; what it launched is taken over by the receive half, which belongs to
+//! the IO thread alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +25,9 @@ pub(crate) struct SendHalf {
     outlet: Outlet,
     /// Payloads of the queue that come from a device, in its order.
     staged: VecDeque<Staged>,
+    /// What a submitting thread works with.
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) spans: Vec<Span>,
 }
 
 struct Outgoing {
@@ -60,6 +63,8 @@ impl SendHalf {
             open: true,
             outlet: Outlet::default(),
             staged: VecDeque::new(),
+            slices: Vec::new(),
+            spans: Vec::new(),
         }
     }
 
@@ -89,6 +94,11 @@ impl SendHalf {
     /// Whether something is left to send.
     pub(crate) fn wants(&self) -> bool {
         self.open && !self.queue.is_empty()
+    }
+
+    /// Whether something that is left comes from a device.
+    pub(crate) fn has_staged(&self) -> bool {
+        !self.staged.is_empty()
     }
 
     /// Has devices copy what will be sent next. `Starved`: for want of a slot; the bell will ring.

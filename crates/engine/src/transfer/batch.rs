@@ -17,7 +17,7 @@ use crate::staging::{Stager, Word};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex, locked};
 use crate::transfer::cause::{Cause, Stop};
-use crate::transfer::{FOREVER, UserStream};
+use crate::transfer::{FOREVER, Spin, UserStream};
 
 /// One copy between local memory and a peer's segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -92,8 +92,8 @@ pub(crate) trait Owner: Send + Sync {
     fn stopped(&self, batch: &Arc<BatchInner>);
     /// `batch` is final.
     fn finished(&self, batch: &BatchInner);
-    /// How many waiters of this engine spin now.
-    fn spinners(&self) -> &AtomicUsize;
+    /// What waiters of this engine know.
+    fn spin(&self) -> &Spin;
 }
 
 /// What a batch keeps alive until it is final.
@@ -251,6 +251,12 @@ impl BatchInner {
     pub(crate) fn request(&self, entry: u32) -> Request {
         let e = &self.entries[entry as usize];
         Request { op: e.op, local: e.local, remote: e.remote, len: e.len }
+    }
+
+    /// Whether it has at most so many entries and bytes, all of them in the host's memory.
+    pub(crate) fn fits(&self, entries: usize, bytes: u64) -> bool {
+        let all = || self.entries.iter().map(|entry| entry.len).sum::<u64>();
+        self.entries.len() <= entries && self.devices.is_empty() && all() <= bytes
     }
 
     /// Whether nothing is left to move.
@@ -503,11 +509,6 @@ impl BatchInner {
 }
 
 impl Batch {
-    /// How long a waiter spins before it sleeps: about what a small transfer takes, so that it need
-    /// not pay for a wake-up.
-    const SPIN: Duration = Duration::from_micros(50);
-    const MAX_SPINNERS: usize = 1;
-
     /// Where the batch stands.
     #[must_use]
     pub fn poll(&self) -> BatchState {
@@ -543,24 +544,14 @@ impl Batch {
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
         if !self.inner.is_final() {
             let begin = Instant::now();
-            self.spin(begin + timeout.min(Self::SPIN));
+            let spin = self.inner.owner.spin();
+            spin.wait(begin, timeout, || self.inner.is_final());
             if !self.inner.is_final() && !self.inner.sleep(begin + timeout.min(FOREVER)) {
                 return None;
             }
+            spin.learn(begin.elapsed());
         }
         self.result()
-    }
-
-    /// Spins for a moment, unless others of this engine do: too many would take the processors from
-    /// the threads that they wait for.
-    fn spin(&self, until: Instant) {
-        let spinners = self.inner.owner.spinners();
-        if spinners.fetch_add(1, Ordering::Relaxed) < Self::MAX_SPINNERS {
-            while !self.inner.is_final() && Instant::now() < until {
-                std::hint::spin_loop();
-            }
-        }
-        spinners.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The result, or `None` while the batch is running.

@@ -4,6 +4,7 @@ mod batch;
 mod cause;
 mod completion;
 mod order;
+mod spin;
 mod table;
 
 #[cfg(test)]
@@ -13,6 +14,7 @@ pub(crate) use batch::{BatchInner, FailedBatch, Held, Hold, Order, Owner, Places
 pub(crate) use cause::{Cause, Stop};
 pub use completion::Completion;
 pub use order::UserStream;
+pub(crate) use spin::Spin;
 pub use table::{BatchId, BatchTable};
 
 /// No deadline is later than this.

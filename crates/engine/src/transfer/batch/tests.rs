@@ -2,7 +2,7 @@
 
 use super::*;
 
-struct Nobody(Arc<str>, AtomicUsize);
+struct Nobody(Arc<str>, Spin);
 
 impl Owner for Nobody {
     fn peer(&self) -> &Arc<str> {
@@ -11,7 +11,7 @@ impl Owner for Nobody {
     fn deliver(self: Arc<Self>, batch: &Arc<BatchInner>) {
         batch.finish(None);
     }
-    fn spinners(&self) -> &AtomicUsize {
+    fn spin(&self) -> &Spin {
         &self.1
     }
     fn stopped(&self, _: &Arc<BatchInner>) {}
@@ -32,7 +32,7 @@ pub(crate) fn batch(lens: &[u64]) -> Batch {
 /// A batch that nobody moves.
 pub(crate) fn batch_of(requests: Vec<Request>) -> Batch {
     let now = Instant::now();
-    let owner = Arc::new(Nobody("peer:1".into(), AtomicUsize::new(0)));
+    let owner = Arc::new(Nobody("peer:1".into(), Spin::new(Duration::ZERO)));
     let order = Order {
         requests,
         held: Held::default(),
