@@ -10,6 +10,22 @@ use tensorferry_metadata::{DEFAULT_CONTROL_PORT, PortRange};
 use tensorferry_wire::{DEFAULT_ACCEPT_LIMIT, Version};
 
 /// How an engine behaves. [`Config::default`] needs no environment; [`Config::from_env`] reads it.
+///
+/// ```
+/// # use std::time::Duration;
+/// use tensorferry::Config;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut config = Config::default();
+/// config.ports = "21000-21063".parse()?;
+/// config.transfer_timeout = Duration::from_secs(5);
+///
+/// // What a process's environment would say.
+/// let vars = [("TENSORFERRY_LANES_PER_PEER".to_owned(), "2".to_owned())];
+/// assert_eq!(Config::from_vars(vars)?.lanes_per_peer, 2);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
@@ -68,7 +84,7 @@ pub struct Config {
 }
 
 /// A log level by its usual name.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Ord, PartialOrd)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum LogLevel {
     /// Only what failed.
     Error,
@@ -83,7 +99,8 @@ pub enum LogLevel {
 }
 
 /// Something in the environment that the user should hear about once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum Notice {
     /// A value that could not be understood; the default is used.
     Warning(String),
@@ -94,6 +111,7 @@ pub enum Notice {
 /// A setting of ours that could not be understood.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{name}={value}: expected {expected}; correct it or unset it")]
+#[non_exhaustive]
 pub struct ConfigError {
     /// The variable.
     pub name: String,

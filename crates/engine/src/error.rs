@@ -17,6 +17,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Which request an error is about.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct Subject {
     /// The segment name of the peer.
     pub peer: Arc<str>,
@@ -62,6 +63,23 @@ impl fmt::Display for Subject {
 }
 
 /// Every way in which the engine says no. The texts are for people, [`Error::code`] is for programs.
+///
+/// A text says to what, what happened, and what to do next. `docs/errors.md` has all of them. Match variants that have
+/// fields with `..`: there may be more one day.
+///
+/// ```
+/// use tensorferry::{Config, Engine, Error};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// let engine = Engine::new("127.0.0.1", Config::default())?;
+/// match engine.unregister(4096) {
+///     Err(error @ Error::NotRegistered { .. }) => assert_eq!(error.code(), 5),
+///     Err(error) if error.is_retryable() => println!("later, perhaps: {error}"),
+///     other => other?,
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -15,7 +15,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What peers may do with a buffer.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum Access {
     /// READ and WRITE.
     #[default]
@@ -29,7 +30,8 @@ pub enum Access {
 }
 
 /// What registering the very same range again means.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum Repeat {
     /// It is counted; as many `unregister` calls are needed.
     #[default]
@@ -38,8 +40,16 @@ pub enum Repeat {
     Refused,
 }
 
-/// How memory is registered.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+/// How memory is registered. By default peers may READ and WRITE it, and the engine finds out where it is.
+///
+/// ```
+/// use tensorferry::{Access, RegisterOptions};
+///
+/// let weights = RegisterOptions::default().with_access(Access::ReadOnly);
+/// assert_eq!(weights.access, Access::ReadOnly);
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub struct RegisterOptions {
     /// What peers may do with it.
     pub access: Access,
@@ -51,12 +61,33 @@ pub struct RegisterOptions {
 }
 
 /// A registered buffer: where it is and how long.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub struct BufferInfo {
     /// Address of the first byte, in its owner's process.
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
+}
+
+impl RegisterOptions {
+    /// The same with other things that peers may do.
+    #[must_use]
+    pub fn with_access(self, access: Access) -> Self {
+        Self { access, ..self }
+    }
+
+    /// The same with another meaning of registering the very same range again.
+    #[must_use]
+    pub fn with_repeat(self, repeat: Repeat) -> Self {
+        Self { repeat, ..self }
+    }
+
+    /// The same with what the caller knows about where the memory is.
+    #[must_use]
+    pub fn with_location(self, location: Location) -> Self {
+        Self { location, ..self }
+    }
 }
 
 /// What is to be registered: a range, and what was found out about it.

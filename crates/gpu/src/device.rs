@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 /// Who made the device, and so whose library moves its memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[non_exhaustive]
 pub enum Vendor {
     /// NVIDIA, and what is compatible with it.
     Cuda,
@@ -15,7 +16,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// All vendors, in the order in which they are asked.
+    /// All vendors, in the order in which they are asked. Iterate over it: there may be more one day.
     pub const ALL: [Self; 3] = [Self::Cuda, Self::Musa, Self::Hip];
 
     /// The vendor's name in locations and settings.
@@ -76,6 +77,7 @@ impl FromStr for Vendor {
 
 /// Which interface of a vendor is spoken.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum Api {
     /// `cu…`, from the driver's own library.
     CudaDriver,

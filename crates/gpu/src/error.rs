@@ -11,6 +11,7 @@ pub type Result<T> = std::result::Result<T, GpuError>;
 
 /// One refused call: which, and what the library said.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct Failure {
     /// Whose library.
     pub vendor: Vendor,

@@ -13,6 +13,7 @@ use crate::state::Versions;
 
 /// One device, as its library describes it.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct DeviceInfo {
     /// The device, as this process numbers it.
     pub id: DeviceId,

@@ -4,6 +4,7 @@ use crate::device::DeviceId;
 
 /// Where the memory at an address is, and how it is to be moved.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Memory {
     /// Host memory that no GPU runtime knows: a socket takes it as it is.
     Host,

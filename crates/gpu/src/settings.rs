@@ -58,7 +58,17 @@ impl FromStr for Choice {
 }
 
 /// Which vendors to look for, and which files to take.
+///
+/// ```
+/// use tensorferry_gpu::{Choice, Settings, Vendor};
+///
+/// let settings = Settings::default()
+///     .with_choice(Choice::Only(Vendor::Cuda))
+///     .with_library(Vendor::Cuda, "/opt/driver/libcuda.so.1");
+/// assert!(settings.library(Vendor::Cuda).is_some());
+/// ```
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct Settings {
     /// `TENSORFERRY_GPU`.
     pub choice: Choice,
@@ -71,6 +81,24 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The same with other vendors to look for.
+    #[must_use]
+    pub fn with_choice(self, choice: Choice) -> Self {
+        Self { choice, ..self }
+    }
+
+    /// The same with the one library file to take for `vendor`.
+    #[must_use]
+    pub fn with_library(mut self, vendor: Vendor, file: impl Into<PathBuf>) -> Self {
+        let chosen = match vendor {
+            Vendor::Cuda => &mut self.cuda_library,
+            Vendor::Musa => &mut self.musa_library,
+            Vendor::Hip => &mut self.hip_library,
+        };
+        *chosen = Some(file.into());
+        self
+    }
+
     /// The file that was chosen for `vendor`.
     #[must_use]
     pub fn library(&self, vendor: Vendor) -> Option<&Path> {

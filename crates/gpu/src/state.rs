@@ -68,6 +68,7 @@ impl fmt::Display for Version {
 
 /// The versions that a library tells.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct Versions {
     /// Of the driver, or what the runtime thinks the driver can do; `None` without a driver.
     pub driver: Option<Version>,
@@ -88,6 +89,7 @@ impl fmt::Display for Versions {
 
 /// A library that works.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Found {
     /// Its file.
     pub file: PathBuf,

@@ -18,10 +18,12 @@ const LARGEST_CLASS: u64 = 256 << 20;
 const KEPT_BYTES: usize = 64 << 20;
 
 /// How blocks are registered.
-const REGISTER: RegisterOptions = {
-    let access = Access::ReadWrite;
-    RegisterOptions { access, repeat: Repeat::Refused, location: Location::Cpu }
-};
+fn registered() -> RegisterOptions {
+    RegisterOptions::default()
+        .with_access(Access::ReadWrite)
+        .with_repeat(Repeat::Refused)
+        .with_location(Location::Cpu)
+}
 
 /// The managed buffers of one engine.
 #[derive(Default)]
@@ -56,7 +58,7 @@ impl Managed {
             Some(buffer) => buffer,
             None => HostBuffer::zeroed(len)?,
         };
-        engine.register_buffer(&buffer, &REGISTER)?;
+        engine.register_buffer(&buffer, &registered())?;
         let addr = buffer.addr();
         self.lock().used.insert(addr, buffer);
         Ok(addr)

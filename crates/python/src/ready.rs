@@ -272,7 +272,8 @@ impl Ready {
         notification: Option<Notification>,
     ) -> Result<i32, Failure> {
         let segment = &self.engine.segment(peer)?;
-        let options = SubmitOptions { notification, ..SubmitOptions::default() };
+        let mut options = SubmitOptions::default();
+        options.notification = notification;
         self.complete(py, &Order { segment, lists, op, options })?.1?;
         Ok(0)
     }
@@ -325,9 +326,9 @@ impl Ready {
         (op, raw): (Op, u64),
     ) -> Result<(), Failure> {
         self.streamed.take_failure()?;
-        let stream = Some(self.stream(py, raw).hold_later_work());
+        let stream = self.stream(py, raw).hold_later_work();
         let segment = &self.engine.segment(peer)?;
-        let options = SubmitOptions { stream, ..SubmitOptions::default() };
+        let options = SubmitOptions::default().with_stream(stream);
         let order = Order { segment, lists, op, options };
         let batch = self.submit(py, &order, |batch| batch)?;
         self.streamed.add(method, batch);
@@ -369,8 +370,10 @@ impl Ready {
     ) -> Result<(), Failure> {
         let register = |location| {
             // Weights are often mapped from a file, read-only. Existing engines know no repeats.
-            let (access, repeat) = (Access::AsMapped, Repeat::Refused);
-            let options = RegisterOptions { access, repeat, location };
+            let options = RegisterOptions::default()
+                .with_access(Access::AsMapped)
+                .with_repeat(Repeat::Refused)
+                .with_location(location);
             // SAFETY: the caller keeps the ranges mapped (device memory: allocated) until `unregister` for them
             // has returned, as the class's documentation asks.
             py.detach(|| unsafe { self.engine.register_all(ranges, &options) })
@@ -442,7 +445,7 @@ impl Ready {
         let patience = match order.options.on_full {
             OnFull::Wait => timeout,
             OnFull::WaitFor(time) => time.min(timeout),
-            OnFull::Refuse => Duration::ZERO,
+            _ => Duration::ZERO,
         };
         (begun + timeout, begun + patience)
     }
@@ -460,9 +463,9 @@ impl Ready {
             options.on_full = OnFull::WaitFor(no_later.saturating_duration_since(now).min(SIGNALS));
         } else {
             options.on_full = match options.on_full {
-                OnFull::Refuse => OnFull::Refuse,
                 OnFull::Wait => OnFull::WaitFor(SIGNALS),
                 OnFull::WaitFor(time) => OnFull::WaitFor(time.min(SIGNALS)),
+                other => other,
             };
         }
         let requests = order.lists.requests(order.op)?;

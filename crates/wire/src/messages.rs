@@ -8,7 +8,7 @@ const TYPE_LEN: u64 = 1;
 const SUCCESS: &str = "success";
 
 /// A short message that an initiator leaves with a target, often after a transfer.
-#[derive(Clone, Debug, Eq, PartialEq, Default)]
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Notification {
     /// Free text; peers use it to tell what the message is about.
     pub name: String,
@@ -17,6 +17,12 @@ pub struct Notification {
 }
 
 impl Notification {
+    /// A message of these two texts.
+    #[must_use]
+    pub fn new(name: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { name: name.into(), message: message.into() }
+    }
+
     /// Writes the body of a notify frame.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {

@@ -74,7 +74,7 @@ impl<'a> Initiator<'a> {
             Engine::new(&plan.host, config).context("the initiator's engine did not start")?;
         let memory = Buffer::for_demo(&engine, plan.memory.initiator, plan.memory_bytes())
             .context("the initiator did not start")?;
-        let local = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
+        let local = RegisterOptions::default().with_access(Access::Local);
         memory.register(&engine, &local)?;
         let segment = engine.open(&target.segment)?;
         let run = RandomState::new().build_hasher().finish();

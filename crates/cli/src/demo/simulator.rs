@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tensorferry::Config;
 use tensorferry::gpu::Vendor;
 
@@ -47,7 +47,7 @@ impl Simulator {
             if this.files.iter().any(|(known, _)| *known == vendor) {
                 continue;
             }
-            let file = this.folder.join(real_name(vendor));
+            let file = this.folder.join(real_name(vendor)?);
             fs::write(&file, &content)
                 .with_context(|| format!("{} cannot be written", file.display()))?;
             this.files.push((vendor, file));
@@ -58,12 +58,7 @@ impl Simulator {
     /// Has engines with these settings take the copies.
     pub(crate) fn choose(&self, config: &mut Config) {
         for (vendor, file) in &self.files {
-            let chosen = match vendor {
-                Vendor::Cuda => &mut config.gpu.cuda_library,
-                Vendor::Musa => &mut config.gpu.musa_library,
-                Vendor::Hip => &mut config.gpu.hip_library,
-            };
-            *chosen = Some(file.clone());
+            config.gpu = std::mem::take(&mut config.gpu).with_library(*vendor, file);
         }
     }
 
@@ -97,12 +92,13 @@ fn find(chosen: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// By its file name, a copy knows what it is to be.
-fn real_name(vendor: Vendor) -> &'static str {
-    match vendor {
+fn real_name(vendor: Vendor) -> Result<&'static str> {
+    Ok(match vendor {
         Vendor::Cuda => "libcuda.so.1",
         Vendor::Musa => "libmusart.so.5",
         Vendor::Hip => "libamdhip64.so.6",
-    }
+        other => bail!("no library of {other} is simulated; use cuda, musa or hip"),
+    })
 }
 
 /// A folder that only this user can write to, since libraries are loaded from it.

@@ -256,11 +256,9 @@ mod tests {
 
     #[test]
     fn only_settings_that_are_not_the_default_are_told() {
-        let settings = Settings {
-            choice: Choice::Only(gpu::Vendor::Hip),
-            hip_library: Some("h.so".into()),
-            ..Settings::default()
-        };
+        let settings = Settings::default()
+            .with_choice(Choice::Only(gpu::Vendor::Hip))
+            .with_library(gpu::Vendor::Hip, "h.so");
         let told = |vendor| -> Vec<(String, String)> {
             let all = forcing(vendor, &settings).into_iter();
             all.map(|setting| (setting.name, setting.value)).collect()

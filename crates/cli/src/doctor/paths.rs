@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_only_host_memory_moves() {
-        let settings = Settings { choice: Choice::Off, ..Settings::default() };
+        let settings = Settings::default().with_choice(Choice::Off);
         let all = paths(&Gpus::look(&settings, Duration::from_secs(60)));
         let moving: Vec<_> = all.iter().filter(|path| path.moves).collect();
         assert_eq!(moving.len(), 2);

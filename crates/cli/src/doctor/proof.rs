@@ -65,7 +65,7 @@ fn move_both_ways(host: &str, config: &Config, place: Place, bytes: usize) -> Re
     remote.register(&target, &RegisterOptions::default())?;
     let local = |engine| {
         let buffer = Buffer::new(engine, place, bytes)?;
-        let options = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_access(Access::Local);
         buffer.register(engine, &options).map(|()| buffer)
     };
     let (source, back) = (local(&initiator)?, local(&initiator)?);
@@ -78,7 +78,7 @@ fn move_both_ways(host: &str, config: &Config, place: Place, bytes: usize) -> Re
     let segment = initiator.open(target.name())?;
     for (op, buffer, arrived) in [(Op::Write, &source, &remote), (Op::Read, &back, &back)] {
         let request = buffer.request(op, 0, remote.addr(), bytes)?;
-        let options = SubmitOptions { timeout: Some(PATIENCE), ..SubmitOptions::default() };
+        let options = SubmitOptions::default().with_timeout(PATIENCE);
         segment.submit_owned(&[request], options)?.wait()?;
         if let Some(mismatch) = pattern.check(arrived, bytes)? {
             bail!("after a {op:?} {mismatch}; please report this");

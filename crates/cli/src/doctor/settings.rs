@@ -35,6 +35,8 @@ impl Settings {
             match notice {
                 Notice::Warning(text) => warnings.push(text.clone()),
                 Notice::Debug(text) => without_effect.push(text.clone()),
+                // A kind that is not known here: better told than not.
+                other => warnings.push(format!("{other:?}")),
             }
         }
         Self { environment, warnings, without_effect }

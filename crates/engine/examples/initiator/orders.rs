@@ -129,7 +129,8 @@ impl Orders {
         };
         let requests: Vec<Request> = (0..*count).map(request).collect();
         let segment = self.engine.segment(peer)?;
-        let options = SubmitOptions { timeout, ..SubmitOptions::default() };
+        let mut options = SubmitOptions::default();
+        options.timeout = timeout;
         let begun = Instant::now();
         // SAFETY: the area is mapped for the life of the program; it is taken from the process only after the end of
         // a batch, and nobody but the kernel touches it meanwhile.

@@ -50,7 +50,7 @@ pub struct PeerStats {
 }
 
 /// How a peer can be reached.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum PeerState {
     /// Nobody has asked it for anything yet.
@@ -96,7 +96,7 @@ pub struct LaneStats {
 }
 
 /// What a lane is doing.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum LaneState {
     /// It is being connected.

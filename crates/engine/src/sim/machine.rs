@@ -79,7 +79,7 @@ impl Process {
             newest_version: plan.version,
             queue_bytes: plan.queue_bytes,
             progress_timeout: plan.progress_timeout,
-            gpu: gpu::Settings { choice: gpu::Choice::Off, ..gpu::Settings::default() },
+            gpu: gpu::Settings::default().with_choice(gpu::Choice::Off),
             ..Config::default()
         };
         let parts = (0..plan.threads).map(|_| prepare().unwrap());

@@ -19,8 +19,8 @@ use crate::sync::{Condvar, Mutex, locked};
 use crate::transfer::cause::{Cause, Stop};
 use crate::transfer::{FOREVER, Spin, UserStream};
 
-/// One copy between local memory and a peer's segment.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// One copy between local memory and a peer's segment. It is these four fields, and stays so.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Request {
     /// READ: from the peer to here. WRITE: from here to the peer.
     pub op: Op,
@@ -32,8 +32,19 @@ pub struct Request {
     pub len: u64,
 }
 
-/// How a batch is submitted.
-#[derive(Clone, Debug, Default)]
+/// How a batch is submitted. [`SubmitOptions::default`] suits most; what differs is said by the methods.
+///
+/// ```
+/// # use std::time::Duration;
+/// use tensorferry::{Notification, SubmitOptions};
+///
+/// let options = SubmitOptions::default()
+///     .with_timeout(Duration::from_secs(5))
+///     .with_notification(Notification::new("kv-cache", "request 17"));
+/// assert_eq!(options.timeout, Some(Duration::from_secs(5)));
+/// ```
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub struct SubmitOptions {
     /// The time until the batch must be final, counted from the submission. `None`:
     /// [`crate::Config::default_timeout`].
@@ -47,7 +58,8 @@ pub struct SubmitOptions {
 }
 
 /// What to do when the queue to a peer is full.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
 pub enum OnFull {
     /// Wait for room, at most until the batch's deadline.
     #[default]
@@ -59,7 +71,7 @@ pub enum OnFull {
 }
 
 /// Where a batch stands.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum BatchState {
     /// At least one entry is not settled.
@@ -77,7 +89,28 @@ pub enum BatchState {
 /// A running or final batch. Clones are the same batch; dropping the last one does not stop it.
 ///
 /// It can be waited for by a thread, or awaited in any runtime ([`crate::Completion`]).
+///
+/// ```
+/// use tensorferry::{BatchState, Config, Engine, HostBuffer, Op, RegisterOptions, SubmitOptions};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// # let engine = Engine::new("127.0.0.1", Config::default())?;
+/// # let (local, remote) = (HostBuffer::zeroed(4096)?, HostBuffer::zeroed(4096)?);
+/// # engine.register_buffer(&remote, &RegisterOptions::default())?;
+/// # let segment = engine.open(engine.name())?;
+/// let good = local.request(Op::Write, 0, remote.addr(), 4096)?;
+/// let bad = local.request(Op::Write, 0, remote.addr() + 4096, 4096)?;
+/// let batch = segment.submit_owned(&[good, bad], SubmitOptions::default())?;
+/// // Entries fail alone: the first error is the batch's, and `failures` has all of them.
+/// assert!(batch.wait().is_err());
+/// assert_eq!(batch.poll(), BatchState::Failed);
+/// assert!(matches!(batch.entry(0), Some(Ok(()))));
+/// assert_eq!(batch.failures().iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
+#[must_use = "only the batch says whether the bytes are in place: wait for it, await it, or ask for its result"]
 pub struct Batch {
     pub(crate) inner: Arc<BatchInner>,
 }

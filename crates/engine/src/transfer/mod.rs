@@ -3,6 +3,7 @@
 mod batch;
 mod cause;
 mod completion;
+mod options;
 mod order;
 mod spin;
 mod table;

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::transfer::batch::Batch;
 
 /// The number of a batch: never 0, below 2^63, and not used again while it could be remembered.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BatchId(u64);
 
 impl BatchId {
@@ -40,8 +40,29 @@ const LAST_GENERATION: u32 = i32::MAX as u32;
 /// How many batches that are final, and that nobody asked about, are kept.
 const KEPT: usize = 65_536;
 
-/// Slots with a generation each. A slot is freed by [`BatchTable::take`]; of the batches that are
-/// final and never asked about, the newest 65,536 are kept.
+/// Batches by number. A number ends with [`BatchTable::take`]; of the batches that are final and never asked about, the
+/// newest 65,536 are kept.
+///
+/// ```
+/// use tensorferry::{BatchId, Config, Engine, Error, HostBuffer, Op, RegisterOptions, SubmitOptions};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// # let engine = Engine::new("127.0.0.1", Config::default())?;
+/// # let (local, remote) = (HostBuffer::zeroed(4096)?, HostBuffer::zeroed(4096)?);
+/// # engine.register_buffer(&remote, &RegisterOptions::default())?;
+/// # let segment = engine.open(engine.name())?;
+/// let request = local.request(Op::Write, 0, remote.addr(), 4096)?;
+/// let batch = segment.submit_owned(&[request], SubmitOptions::default())?;
+/// // A caller that can hold nothing but an integer holds this.
+/// let number: u64 = engine.batches().insert(batch).as_raw();
+/// engine.batches().take(BatchId::from_raw(number))?.wait()?;
+/// // A number that is not known, or not any more, finds nothing.
+/// let again = engine.batches().take(BatchId::from_raw(number));
+/// assert!(matches!(again, Err(Error::UnknownBatch { .. })));
+/// # Ok(())
+/// # }
+/// ```
+// Slots with a generation each; `take` frees one.
 #[derive(Default)]
 pub struct BatchTable {
     slots: Mutex<Slots>,
@@ -63,6 +84,7 @@ struct Slot {
 
 impl BatchTable {
     /// Gives `batch` a number.
+    #[must_use = "nothing else finds the batch again"]
     pub fn insert(&self, batch: Batch) -> BatchId {
         let mut slots = self.lock();
         slots.evict();
@@ -178,7 +200,7 @@ mod tests {
     #[test]
     fn made_up_ids_find_nothing() {
         let table = BatchTable::default();
-        table.insert(batch(&[1]));
+        let _ = table.insert(batch(&[1]));
         for raw in [0, 1, 2, 12345, 1 << 32, u64::MAX, 1 << 63, (2 << 32), 3] {
             assert!(table.get(BatchId::from_raw(raw)).is_err(), "{raw}");
         }
@@ -201,10 +223,10 @@ mod tests {
     #[test]
     fn taken_ids_do_not_pile_up_behind_a_running_batch() {
         let table = BatchTable::default();
-        table.insert(batch(&[1]));
+        let _ = table.insert(batch(&[1]));
         for _ in 0..4 * KEPT {
             let id = table.insert(batch(&[0]));
-            table.take(id).unwrap();
+            drop(table.take(id).unwrap());
         }
         assert!(table.lock().order.len() <= KEPT + 3);
     }

@@ -140,7 +140,7 @@ fn a_notification_is_sent_once_however_late_its_answer_is() {
     let e = engine(lanes(1, 1));
     let segment = e.segment(&peer).unwrap();
     std::thread::scope(|threads| {
-        let note = Notification { name: "n".into(), message: "m".into() };
+        let note = Notification::new("n", "m");
         let sent = threads.spawn(move || segment.notify(&note));
         std::thread::park_timeout(ms(1300));
         assert_eq!(asked.load(Ordering::SeqCst), 1);

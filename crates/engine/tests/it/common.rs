@@ -94,7 +94,7 @@ pub(crate) fn lanes(lanes: usize, io_threads: usize) -> Config {
 }
 
 pub(crate) fn within(timeout: Duration) -> SubmitOptions {
-    SubmitOptions { timeout: Some(timeout), ..SubmitOptions::default() }
+    SubmitOptions::default().with_timeout(timeout)
 }
 
 /// One request over all of `local`.

@@ -190,7 +190,7 @@ fn forgotten_numbers() {
             let batch = segment.submit_owned(&nothing, SubmitOptions::default()).unwrap();
             let id = e.batches().insert(batch);
             if i % 2 == 0 {
-                e.batches().take(id).unwrap();
+                let _ = e.batches().take(id).unwrap();
             }
         }
     };
@@ -291,8 +291,8 @@ fn notifying(e: &Engine) -> (Vec<Batch>, Box<dyn Send>) {
     fake.on_notify(OnNotify::Silence);
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(64).unwrap();
-    let notification = Some(Notification { name: "n".into(), message: "m".into() });
-    let options = SubmitOptions { notification, ..within(ms(20_000)) };
+    let notification = Notification::new("n", "m");
+    let options = within(ms(20_000)).with_notification(notification);
     let batch = segment.submit_owned(&row(Op::Write, &local, BASE, 64, 1), options).unwrap();
     eventually("its bytes are there", || !fake.seen().is_empty());
     (vec![batch], Box::new(fake))

@@ -61,7 +61,7 @@ fn many_refusals_on_many_lanes_fail_their_entries_and_no_other() {
     for (count, every) in [(600, 2), (1000, 333), (300, 1)] {
         let pair = Pair::with(1 << 20, lanes(3, 2));
         let read_only = HostBuffer::zeroed(1 << 20).unwrap();
-        let options = RegisterOptions { access: Access::ReadOnly, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_access(Access::ReadOnly);
         pair.target.register_buffer(&read_only, &options).unwrap();
         let bytes = pattern(count * 64, 3);
         let local = buffer(&bytes);
@@ -467,8 +467,8 @@ fn a_notification_that_does_not_arrive_is_an_error_though_all_bytes_did() {
     let e = engine(lanes(1, 1));
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(100).unwrap();
-    let notification = Notification { name: "n".into(), message: "m".into() };
-    let options = SubmitOptions { notification: Some(notification.clone()), ..within(ms(3000)) };
+    let notification = Notification::new("n", "m");
+    let options = within(ms(3000)).with_notification(notification.clone());
     for requests in [vec![local.request(Op::Write, 0, BASE, 100).unwrap()], Vec::new()] {
         let batch = segment.submit_owned(&requests, options.clone()).unwrap();
         let error = batch.wait().unwrap_err();
@@ -489,10 +489,7 @@ fn a_notification_that_does_not_arrive_is_an_error_though_all_bytes_did() {
     assert_eq!((stats.batches_completed, stats.batches_failed), (0, 2));
     // One that is too large is refused before anything is done.
     let message = "x".repeat(1 << 20);
-    let options = SubmitOptions {
-        notification: Some(Notification { name: "n".into(), message }),
-        ..SubmitOptions::default()
-    };
+    let options = SubmitOptions::default().with_notification(Notification::new("n", message));
     let request = local.request(Op::Write, 0, BASE, 100).unwrap();
     let error = segment.submit_owned(&[request], options).unwrap_err();
     assert_eq!(error.code(), 19, "{error}");
@@ -510,7 +507,7 @@ fn empty_batches_and_entries_are_complete_and_notify() {
         [vec![], vec![nothing(0)], vec![nothing(1), nothing(u64::MAX)]];
     for (i, requests) in batches.iter().enumerate() {
         pair.segment.submit_owned(requests, SubmitOptions::default()).unwrap().wait().unwrap();
-        let options = SubmitOptions { notification: Some(note(i)), ..SubmitOptions::default() };
+        let options = SubmitOptions::default().with_notification(note(i));
         pair.segment.submit_owned(requests, options).unwrap().wait().unwrap();
         assert_eq!(pair.target.take_notifications(), [note(i)]);
     }
@@ -561,7 +558,7 @@ fn a_refused_v1_write_is_a_failure_here_and_touches_nothing_there() {
         config.newest_version = Version::V1;
         let pair = Pair::with(64, config);
         let memory = HostBuffer::zeroed(8 << 20).unwrap();
-        let options = RegisterOptions { access: Access::ReadOnly, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_access(Access::ReadOnly);
         pair.target.register_buffer(&memory, &options).unwrap();
         let local = buffer(&pattern(read_only.max(100), 1));
         for _ in 0..20 {

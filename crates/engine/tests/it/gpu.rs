@@ -50,12 +50,7 @@ impl Sim {
     }
 
     pub(crate) fn add_to(&self, mut config: Config) -> Config {
-        let file = Some(self.file.clone());
-        match self.vendor {
-            Vendor::Cuda => config.gpu.cuda_library = file,
-            Vendor::Musa => config.gpu.musa_library = file,
-            Vendor::Hip => config.gpu.hip_library = file,
-        }
+        config.gpu = config.gpu.with_library(self.vendor, &self.file);
         config
     }
 }

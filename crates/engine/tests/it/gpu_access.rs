@@ -11,7 +11,7 @@ use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Two, apart, end, submit, text};
 
 fn options(access: Access) -> RegisterOptions {
-    RegisterOptions { access, ..RegisterOptions::default() }
+    RegisterOptions::default().with_access(access)
 }
 
 apart! {
@@ -152,9 +152,8 @@ apart! {
         let sim = Sim::cuda();
         let two = Two::new(&sim.config());
         let (block, host) = (sim.alloc(MIB), HostBuffer::zeroed(MIB).unwrap());
-        let named = |device| RegisterOptions {
-            location: Location::Device(sim.device(device)),
-            ..RegisterOptions::default()
+        let named = |device| {
+            RegisterOptions::default().with_location(Location::Device(sim.device(device)))
         };
         for (addr, device, found) in
             [(block.addr, 0, "memory of cuda:1"), (host.addr(), 1, "host memory")]
@@ -180,7 +179,7 @@ apart! {
         let block = sim.alloc(MIB);
         block.lend(&two.target);
         block.lend(&two.target);
-        let refused = RegisterOptions { repeat: Repeat::Refused, ..Default::default() };
+        let refused = RegisterOptions::default().with_repeat(Repeat::Refused);
         assert_eq!(block.lend_as(&two.target, &refused).unwrap_err().code(), 4);
         // SAFETY: it is refused.
         let part = unsafe { two.target.register(block.addr + 1, 100, &Default::default()) };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tensorferry::gpu::Vendor;
-use tensorferry::{HostBuffer, Notification, Op, Request, SubmitOptions};
+use tensorferry::{HostBuffer, Notification, Op, Request};
 
 use crate::common::{engine, eventually, ms, within};
 use crate::fake::{Answer, Raw};
@@ -130,12 +130,11 @@ apart! {
         for i in 0..5 {
             let bytes = text(LEN, i);
             local.write(0, bytes);
-            let notification = Some(Notification { name: i.to_string(), message: String::new() });
+            let notification = Notification::new(i.to_string(), "");
             let requests: Vec<Request> = (0..3)
                 .map(|k| local.request(Op::Write, k * MIB, remote.addr + (k * MIB) as u64, MIB))
                 .collect();
-            let timeout = Some(Duration::from_secs(20));
-            let options = SubmitOptions { notification, timeout, ..SubmitOptions::default() };
+            let options = within(Duration::from_secs(20)).with_notification(notification);
             let batch = submit(&two.segment, requests, options).unwrap();
             eventually("it arrives", || !two.target.take_notifications().is_empty());
             assert!(remote.read(0, LEN) == bytes, "{i}");

@@ -272,7 +272,7 @@ apart! {
                     sim.control.set("latency_ns", 3_000_000);
                     sim.control.inject("cuEventRecord", 1 + i, 2, 1);
                 }
-                eight(&sides, op, &local, &remote);
+                let _ = eight(&sides, op, &local, &remote);
                 sides.here.control.heal();
                 sides.there.control.heal();
                 assert!(eight(&sides, op, &local, &remote).failures().is_empty());

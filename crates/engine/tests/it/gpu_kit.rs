@@ -91,7 +91,7 @@ impl Block<'_> {
     }
 
     pub(crate) fn lend_as(&self, engine: &Engine, options: &RegisterOptions) -> Result<()> {
-        let named = RegisterOptions { location: Location::Device(self.device), ..*options };
+        let named = options.with_location(Location::Device(self.device));
         // SAFETY: the simulator keeps it until the test frees it, which it does last.
         unsafe { engine.register(self.addr, self.len as u64, &named) }
     }

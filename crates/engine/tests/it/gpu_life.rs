@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use tensorferry::{Config, HostBuffer, Op, SubmitOptions, UserStream};
+use tensorferry::{Config, HostBuffer, Op, UserStream};
 
 use crate::common::{eventually, lanes, ms, timed, within};
 use crate::gpu::{MIB, Sim};
@@ -53,7 +53,7 @@ apart! {
                 let request = host.request(Op::Write, 0, blocks[1].addr, MIB).unwrap();
                 // SAFETY: the simulator's streams are never destroyed.
                 let stream = unsafe { UserStream::new(sim.vendor, streams[1]) }.hold_later_work();
-                let options = SubmitOptions { stream: Some(stream), ..within(ms(8000)) };
+                let options = within(ms(8000)).with_stream(stream);
                 end(&two.segment.submit_owned(&[request], options).unwrap()).unwrap();
                 let buffer = two.initiator.device_buffer(sim.device(1), MIB).unwrap();
                 buffer.write(5, text(1000, 1)).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tensorferry::gpu::Vendor;
 use tensorferry::{Batch, BatchState, HostBuffer, Op, Result, SubmitOptions, UserStream};
 
-use crate::common::{eventually, ms, says, timed};
+use crate::common::{eventually, ms, says, timed, within};
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Block, Two, apart, end, submit};
 
@@ -15,7 +15,7 @@ fn behind(sim: &Sim, stream: u64, hold: bool, timeout: Duration) -> SubmitOption
     // SAFETY: the simulator's streams are never destroyed.
     let user = unsafe { UserStream::new(sim.vendor, stream) };
     let user = if hold { user.hold_later_work() } else { user };
-    SubmitOptions { stream: Some(user), timeout: Some(timeout), ..SubmitOptions::default() }
+    within(timeout).with_stream(user)
 }
 
 const LONG: Duration = Duration::from_secs(10);

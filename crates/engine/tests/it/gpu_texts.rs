@@ -15,7 +15,7 @@ fn host_memory_moves(config: &Config) {
     let two = Two::new(config);
     for location in [Location::Any, Location::Cpu] {
         let (local, remote) = (buffer(text(MIB, 1)), HostBuffer::zeroed(MIB).unwrap());
-        let options = RegisterOptions { location, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_location(location);
         // SAFETY: unregistered below.
         unsafe { two.target.register(remote.addr(), MIB as u64, &options) }.unwrap();
         for op in [Op::Write, Op::Read] {
@@ -31,8 +31,7 @@ fn host_memory_moves(config: &Config) {
 /// Every way to need a device says the same; nobody is told to build anything.
 fn refused(engine: &Engine, device: DeviceId, words: &[&str]) {
     let host = HostBuffer::zeroed(4096).unwrap();
-    let options =
-        RegisterOptions { location: Location::Device(device), ..RegisterOptions::default() };
+    let options = RegisterOptions::default().with_location(Location::Device(device));
     for _ in 0..2 {
         let errors = [
             engine.device_buffer(device, 64).unwrap_err(),
@@ -67,11 +66,7 @@ fn file(name: &str, bytes: &[u8]) -> PathBuf {
 
 fn with_library(vendor: Vendor, path: PathBuf) -> Config {
     let mut config = Config::default();
-    match vendor {
-        Vendor::Cuda => config.gpu.cuda_library = Some(path),
-        Vendor::Musa => config.gpu.musa_library = Some(path),
-        Vendor::Hip => config.gpu.hip_library = Some(path),
-    }
+    config.gpu = config.gpu.with_library(vendor, path);
     config
 }
 
@@ -243,7 +238,7 @@ fn bad_address(config: &Config, addr: u64, words: &[&str]) {
         pair.initiator.unregister(host.addr()).unwrap();
     }
     for location in [Location::Any, Location::Cpu] {
-        let options = RegisterOptions { location, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_location(location);
         // SAFETY: it is refused.
         let error = unsafe { pair.initiator.register(addr, 5000, &options) }.unwrap_err();
         assert_eq!(error.code(), 26, "{error}");

@@ -387,7 +387,7 @@ fn an_answer_that_is_no_success_is_none() {
     let Between { good, parrot, segment, .. } = &between;
     let probe = |e: &Engine| e.probe(&parrot.name).unwrap_err();
     let notify = || {
-        let note = Notification { name: "n".into(), message: "m".into() };
+        let note = Notification::new("n", "m");
         segment.notify(&note).unwrap_err()
     };
     let deep = "[".repeat(20_000);

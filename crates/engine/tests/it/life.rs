@@ -23,7 +23,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 fn says_closed(e: &Engine, segment: &tensorferry::Segment) {
     let local = HostBuffer::zeroed(16).unwrap();
     let request = local.request(Op::Write, 0, BASE, 16).unwrap();
-    let note = Notification { name: "n".into(), message: "m".into() };
+    let note = Notification::new("n", "m");
     assert!(e.is_closed());
     let answers = [
         e.open("127.0.0.1:1").map(|_| ()),
@@ -333,8 +333,8 @@ fn a_notification_that_is_on_its_way_holds_no_buffer() {
     let segment = e.open(&fake.name()).unwrap();
     let local = buffer(&pattern(100, 1));
     e.register_buffer(&local, &RegisterOptions::default()).unwrap();
-    let notification = Some(Notification { name: "n".into(), message: "m".into() });
-    let options = SubmitOptions { notification, ..within(ms(5000)) };
+    let notification = Notification::new("n", "m");
+    let options = within(ms(5000)).with_notification(notification);
     let request = local.request(Op::Write, 0, BASE, 100).unwrap();
     let batch = segment.submit_owned(&[request], options).unwrap();
     eventually("its bytes have left", || fake.seen().len() == 1);

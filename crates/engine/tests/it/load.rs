@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions, SubmitOptions};
+use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions};
 
 use crate::common::{
     Pair, alone, buffer, engine, eventually, lanes, limit_descriptors, ms, own_ticks, pattern,
@@ -31,14 +31,14 @@ fn a_full_queue_refuses_or_waits_as_it_is_told() {
     let local = HostBuffer::zeroed(1000).unwrap();
     let first =
         segment.submit_owned(&row(Op::Write, &local, BASE, 10, 8), within(ms(8000))).unwrap();
-    let refuse = SubmitOptions { on_full: OnFull::Refuse, ..within(ms(8000)) };
+    let refuse = within(ms(8000)).with_on_full(OnFull::Refuse);
     let three = row(Op::Write, &local, BASE, 10, 3);
     let error = segment.submit_owned(&three, refuse.clone()).unwrap_err();
     assert_eq!(error.code(), 20, "{error}");
     says(&error, &[&fake.name(), "512 of 640 bytes", "OnFull::Wait"]);
     let two = segment.submit_owned(&three[..2], refuse.clone()).unwrap();
     // Waiting ends when it is told to, and at the deadline.
-    let a_while = SubmitOptions { on_full: OnFull::WaitFor(ms(60)), ..within(ms(8000)) };
+    let a_while = within(ms(8000)).with_on_full(OnFull::WaitFor(ms(60)));
     let (result, took) = timed(|| segment.submit_owned(&three, a_while));
     assert_eq!(result.unwrap_err().code(), 20);
     assert!(took >= ms(60) && took < ms(500), "{took:?}");

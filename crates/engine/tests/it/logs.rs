@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tensorferry::{Config, Engine, Error, HostBuffer, Notification, Op, Request, SubmitOptions};
+use tensorferry::{Config, Engine, Error, HostBuffer, Notification, Op, Request};
 use tensorferry_wire::Status;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -219,8 +219,8 @@ apart! {
         for round in 0..20 {
             for op in [Op::Write, Op::Read] {
                 let requests = row(op, &local, pair.remote.addr(), 4096, 256);
-                let notification = Some(Notification { name: "n".into(), message: "m".into() });
-                let options = SubmitOptions { notification, ..within(ms(8000)) };
+                let notification = Notification::new("n", "m");
+                let options = within(ms(8000)).with_notification(notification);
                 pair.segment.submit_owned(&requests, options).unwrap().wait().unwrap();
             }
             // From one round to the next lanes are idle for so long that they are replaced.

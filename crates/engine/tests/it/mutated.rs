@@ -128,7 +128,7 @@ impl Yard {
     fn register(&self, target: &Engine) {
         for (i, access) in PAGES.into_iter().enumerate() {
             let Some(access) = access else { continue };
-            let options = RegisterOptions { access, ..RegisterOptions::default() };
+            let options = RegisterOptions::default().with_access(access);
             // SAFETY: the pages stay mapped as long as the process.
             unsafe { target.register(self.page(i), PAGE as u64, &options) }.unwrap();
         }

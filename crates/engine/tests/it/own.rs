@@ -88,6 +88,6 @@ fn closing_ends_copies_and_is_quiet_when_it_returns() {
 #[test]
 fn waits_may_be_as_long_as_a_duration_can_be() {
     let own = Own::new();
-    let batch = own.copies(1, SubmitOptions { timeout: Some(Duration::MAX), ..Default::default() });
+    let batch = own.copies(1, SubmitOptions::default().with_timeout(Duration::MAX));
     batch.wait_timeout(Duration::MAX).unwrap().unwrap();
 }

@@ -97,13 +97,11 @@ fn notifications_come_after_their_bytes_and_in_order() {
     let pair = Pair::new(4096);
     let local = buffer(&pattern(4096, 9));
     for i in 0..50 {
-        let options = SubmitOptions {
-            notification: Some(Notification { name: "n".into(), message: i.to_string() }),
-            ..SubmitOptions::default()
-        };
+        let options =
+            SubmitOptions::default().with_notification(Notification::new("n", i.to_string()));
         let request = local.request(Op::Write, 0, pair.remote.addr(), 4096).unwrap();
         // Not waited for: a notification is sent without anyone polling.
-        pair.segment.submit_owned(&[request], options).unwrap();
+        let _ = pair.segment.submit_owned(&[request], options).unwrap();
     }
     let mut messages = Vec::new();
     eventually("50 notifications", || {
@@ -111,7 +109,7 @@ fn notifications_come_after_their_bytes_and_in_order() {
         messages.len() >= 50
     });
     assert_eq!(messages, (0..50).map(|i| i.to_string()).collect::<Vec<_>>());
-    pair.segment.notify(&Notification { name: "x".into(), message: "y".into() }).unwrap();
+    pair.segment.notify(&Notification::new("x", "y")).unwrap();
     assert_eq!(pair.target.take_notifications().len(), 1);
     pair.initiator.probe(pair.target.name()).unwrap();
 }

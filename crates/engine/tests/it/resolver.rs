@@ -68,7 +68,7 @@ fn a_resolver_that_hangs_holds_nobody_past_a_deadline() {
         let error = result.unwrap_err();
         assert_eq!(error.code(), 13, "{error}");
         assert!(took >= ms(300) && took < ms(800), "{took:?}");
-        let note = Notification { name: "n".into(), message: "m".into() };
+        let note = Notification::new("n", "m");
         let segment = e.segment("hang.deadline:2").unwrap();
         let (result, took) = timed(|| segment.notify(&note));
         let error = result.unwrap_err();

@@ -3,9 +3,7 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use tensorferry::{
-    Batch, BatchState, Engine, Error, HostBuffer, Notification, Op, Segment, SubmitOptions,
-};
+use tensorferry::{Batch, BatchState, Engine, Error, HostBuffer, Notification, Op, Segment};
 use tensorferry_wire::Status;
 
 use crate::common::{
@@ -367,8 +365,8 @@ fn a_deadline_is_kept_by_notifications_that_wait_for_each_other() {
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(100).unwrap();
     let with_note = |timeout| {
-        let notification = Some(Notification { name: "n".into(), message: "m".into() });
-        let options = SubmitOptions { notification, ..within(timeout) };
+        let notification = Notification::new("n", "m");
+        let options = within(timeout).with_notification(notification);
         let request = local.request(Op::Write, 0, BASE, 100).unwrap();
         segment.submit_owned(&[request], options).unwrap()
     };
@@ -480,8 +478,8 @@ fn peers_that_never_answer_hold_up_nobody() {
         .map(|listener| {
             let segment = e.segment(&listener.local_addr().unwrap().to_string()).unwrap();
             let request = local.request(Op::Write, 0, BASE, 4096).unwrap();
-            let notification = Some(Notification { name: "n".into(), message: "m".into() });
-            let options = SubmitOptions { notification, ..within(ms(1500)) };
+            let notification = Notification::new("n", "m");
+            let options = within(ms(1500)).with_notification(notification);
             segment.submit_owned(&[request], options).unwrap()
         })
         .collect();
@@ -491,7 +489,7 @@ fn peers_that_never_answer_hold_up_nobody() {
         target.register_buffer(&remote, &Default::default()).unwrap();
         let (moved, took) = timed(|| {
             let segment = e.open(target.name())?;
-            segment.notify(&Notification { name: "n".into(), message: "m".into() })?;
+            segment.notify(&Notification::new("n", "m"))?;
             start(&segment, Op::Write, &local, remote.addr()).wait()
         });
         moved.unwrap();

@@ -338,7 +338,7 @@ fn access_is_what_it_was_registered_for() {
     let target = engine(lanes(1, 1));
     let with = |access| {
         let memory = HostBuffer::zeroed(4096).unwrap();
-        let options = RegisterOptions { access, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_access(access);
         target.register_buffer(&memory, &options).unwrap();
         memory
     };

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
 
 fn with_cuda(file: PathBuf) -> Settings {
-    Settings { cuda_library: Some(file), ..Settings::default() }
+    Settings::default().with_library(Vendor::Cuda, file)
 }
 
 /// What is said of a library that hangs, and that it was said in time.
@@ -46,7 +46,7 @@ child_test! {
             assert_eq!((found.state.word(), found.tried.len()), (word, 1));
             assert_eq!(found.tried[0].answer, answer);
         }
-        let settings = Settings { choice: Choice::Only(Vendor::Hip), ..Settings::default() };
+        let settings = Settings::default().with_choice(Choice::Only(Vendor::Hip));
         let found = examine(&settings, Vendor::Cuda, LONG);
         assert_eq!((found.state.word(), found.tried.len()), ("not-looked-for", 0));
     }
@@ -71,7 +71,7 @@ child_test! {
         // Whoever asks again waits behind the first, and no longer than was said.
         hangs(&settings);
         // Another vendor's library is none the worse for it.
-        let hip = Settings { hip_library: Some(stub!("a/libamdhip64.so.6")), ..settings };
+        let hip = settings.with_library(Vendor::Hip, stub!("a/libamdhip64.so.6"));
         assert_eq!(examine(&hip, Vendor::Hip, LONG).state.word(), "ready");
     }
 }

@@ -10,12 +10,7 @@ use crate::children::{child_test, in_fork, mapped, text};
 use crate::stubs::{Stub, folder, stub};
 
 fn with_library(vendor: Vendor, file: impl Into<PathBuf>) -> Discovery {
-    let file = Some(file.into());
-    Discovery::new(match vendor {
-        Vendor::Cuda => Settings { cuda_library: file, ..Settings::default() },
-        Vendor::Musa => Settings { musa_library: file, ..Settings::default() },
-        Vendor::Hip => Settings { hip_library: file, ..Settings::default() },
-    })
+    Discovery::new(Settings::default().with_library(vendor, file))
 }
 
 fn examined(discovery: &Discovery, vendor: Vendor) -> State {
@@ -330,7 +325,7 @@ child_test! {
             assert_eq!(discovery.tried(Vendor::Cuda), [Tried { name: file, answer, found }]);
         }
         let choice = Choice::Only(Vendor::Cuda);
-        let discovery = Discovery::new(Settings { choice, ..Settings::default() });
+        let discovery = Discovery::new(Settings::default().with_choice(choice));
         discovery.require(Vendor::Cuda).unwrap();
         let _ = discovery.require(Vendor::Hip);
         assert!(discovery.tried(Vendor::Hip).is_empty());
@@ -588,7 +583,7 @@ child_test! {
     fn one_chosen_vendor_may_be_initialised_for_an_address(LD_LIBRARY_PATH = path("a")) {
         let file = stub!("a/libcuda.so.1");
         let choice = Choice::Only(Vendor::Cuda);
-        let discovery = Discovery::new(Settings { choice, ..Settings::default() });
+        let discovery = Discovery::new(Settings::default().with_choice(choice));
         assert_eq!(discovery.classify(Location::Any, 0x1000, 64).unwrap(), Memory::Host);
         assert_eq!(Stub::open(&file).inits(), 1);
         let words = discovery.states().map(|state| state.word());

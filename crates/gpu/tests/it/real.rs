@@ -73,7 +73,7 @@ fn first_answer(discovery: &Discovery, vendor: Vendor) -> (State, String) {
 /// A CUDA runtime that was chosen, and what it says of the versions.
 fn cuda_runtime(name: &str, versions: &str) {
     let Some(file) = bare(name) else { return };
-    let chosen = Settings { cuda_library: Some(file.clone()), ..Settings::default() };
+    let chosen = Settings::default().with_library(Vendor::Cuda, &file);
     let discovery = Discovery::new(chosen.clone());
     let (state, error) = first_answer(&discovery, Vendor::Cuda);
     assert_eq!((state.word(), state.file()), ("no-driver", Some(file.as_path())));
@@ -161,7 +161,7 @@ fn assert_no_hip_device(file: &Path, state: &State, error: &str) {
 child_test! {
     fn hip_shows_no_device(LD_LIBRARY_PATH = folder(HIP_5)) {
         let Some(file) = bare(HIP_5) else { return };
-        let chosen = Settings { hip_library: Some(file.clone()), ..Settings::default() };
+        let chosen = Settings::default().with_library(Vendor::Hip, &file);
         let (state, error) = first_answer(&Discovery::new(chosen), Vendor::Hip);
         assert_no_hip_device(&file, &state, &error);
     }

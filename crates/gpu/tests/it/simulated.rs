@@ -4,7 +4,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block, reason = "one promise covers a whole scenario")]
 
 use std::ffi::c_void;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -42,12 +42,7 @@ impl Sim {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sim").join(name);
         let files = install(&built, &folder, files).expect("the target folder can be written");
         let control = Control::open(&files[0]).expect("the simulator can be opened");
-        let chosen: Option<PathBuf> = Some(files[0].clone());
-        let settings = match vendor {
-            Vendor::Cuda => Settings { cuda_library: chosen, ..Settings::default() },
-            Vendor::Musa => Settings { musa_library: chosen, ..Settings::default() },
-            Vendor::Hip => Settings { hip_library: chosen, ..Settings::default() },
-        };
+        let settings = Settings::default().with_library(vendor, &files[0]);
         let asks_driver = vendor != Vendor::Hip && (files.len() > 1 || name == "cuda_driver");
         Some(Self { control, discovery: Discovery::new(settings), vendor, asks_driver })
     }
@@ -343,6 +338,7 @@ fn legacy(sim: &Sim) {
         Api::CudaRuntime => c"cudaMemsetAsync",
         Api::MusaRuntime => c"musaMemsetAsync",
         Api::HipRuntime => c"hipMemsetAsync",
+        other => panic!("no function of {other} fills memory here"),
     };
     let fill = sim.control.symbol(fill);
     assert!(!fill.is_null());
@@ -500,6 +496,7 @@ fn refusals(sim: &Sim) {
         Api::CudaRuntime => "cudaHostAlloc",
         Api::MusaRuntime => "musaHostAlloc",
         Api::HipRuntime => "hipHostMalloc",
+        other => panic!("no function of {other} pins memory here"),
     };
     let inside = runtime.enter(1, Context::InUse, Thread::Ours).expect("device 1 is in use");
     sim.control.inject(call, 1, 1, 2);

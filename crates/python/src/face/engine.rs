@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tensorferry::gpu::Location;
-use tensorferry::{Access, Error, RegisterOptions, Repeat};
+use tensorferry::{Access, Error, RegisterOptions};
 
 use crate::args::Text;
 use crate::face::buffer::Given;
@@ -161,7 +161,7 @@ impl Engine {
                 Some(false) => Access::ReadWrite,
                 None => Access::AsMapped,
             };
-            let options = RegisterOptions { access, repeat: Repeat::Counted, location };
+            let options = RegisterOptions::default().with_access(access).with_location(location);
             engine.enter(py, memory.addr, memory.nbytes, &options)?;
             let number = engine.keep(memory.keep.map(Bound::unbind));
             let device = engine.device_of(py, memory.addr, memory.nbytes);
