@@ -32,12 +32,47 @@ use crate::transfer::{
 ///
 /// Clones are the same engine. It is closed when the last clone and the last segment are gone, or by
 /// [`Engine::close`].
+///
+/// ```
+/// use tensorferry::{Config, Engine, HostBuffer, RegisterOptions};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// let engine = Engine::new("127.0.0.1", Config::default())?;
+/// let buffer = HostBuffer::zeroed(4096)?;
+/// engine.register_buffer(&buffer, &RegisterOptions::default())?;
+/// println!("peers open {}, and reach {:#x}", engine.name(), buffer.addr());
+/// // When this has returned, nobody reaches the buffer any more.
+/// engine.unregister(buffer.addr())?;
+/// assert!(engine.buffers().is_empty());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
+#[must_use = "an engine is closed when it is dropped"]
 pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// The memory of one peer, by name.
+/// The memory of one peer, by name. It keeps its engine; clones are the same segment.
+///
+/// ```
+/// use tensorferry::{Config, Engine, HostBuffer, Op, RegisterOptions, SubmitOptions};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// # let target = Engine::new("127.0.0.1", Config::default())?;
+/// # let memory = HostBuffer::zeroed(4096)?;
+/// # memory.write(0, b"hello");
+/// # target.register_buffer(&memory, &RegisterOptions::default())?;
+/// # let initiator = Engine::new("127.0.0.1", Config::default())?;
+/// let segment = initiator.open(target.name())?;
+/// let remote = segment.buffers()?[0];
+/// let local = HostBuffer::zeroed(remote.len as usize)?;
+/// let request = local.request(Op::Read, 0, remote.addr, local.len())?;
+/// segment.submit_owned(&[request], SubmitOptions::default())?.wait()?;
+/// assert_eq!(local.read(0, 5), b"hello");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Segment {
     engine: Engine,
@@ -274,6 +309,7 @@ impl Engine {
     }
 
     /// The notifications that have arrived since the last call, in order of arrival.
+    #[must_use = "they are not given out again"]
     pub fn take_notifications(&self) -> Vec<Notification> {
         self.inner.core.take_notifications()
     }
@@ -395,7 +431,8 @@ impl Segment {
     /// Starts moving bytes. The requests of a batch run in any order, also at the same time.
     ///
     /// Entries that the peer refuses fail alone. Zero-length entries are complete at once. Waits if the queue to
-    /// the peer is full, else never.
+    /// the peer is full, else never; an executor that must not be held up asks for [`OnFull::Refuse`], and tries again
+    /// when a batch has ended.
     ///
     /// # Errors
     /// Malformed requests (null address, a range that wraps): nothing was sent. All else is the result of the [`Batch`].

@@ -23,6 +23,44 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Who does what
+//!
+//! | | |
+//! |---|---|
+//! | [`Engine`] | publishes buffers, opens peers; made from a [`Config`] |
+//! | [`HostBuffer`], [`DeviceBuffer`] | memory that can be lent without `unsafe`; memory of your own is lent by [`Engine::register`] |
+//! | [`Segment`] | the memory of a peer, to which [`Request`]s are submitted with [`SubmitOptions`] |
+//! | [`Batch`], [`Completion`] | what has been submitted: to be waited for, awaited, or cancelled |
+//! | [`Error`] | why not: to what, what happened, what to do next |
+//! | [`Stats`], [`PeerStats`] | what was done, and how it stands with each peer; `docs/metrics.md` has the meanings |
+//!
+//! All of them may be used from any thread.
+//!
+//! # Waiting
+//!
+//! [`Segment::submit`] returns at once, unless the queue to the peer is full ([`OnFull`]). A batch ends by its deadline
+//! whether anybody waits or not. [`Batch::wait`] blocks; `batch.await` does not, and needs no runtime of any kind. What asks
+//! a peer something blocks until it answers or cannot: [`Engine::open`] (but not [`Engine::segment`]),
+//! [`Engine::probe`], [`Segment::buffers`], [`Segment::notify`]; so does [`Engine::unregister`].
+//!
+//! # Compatibility
+//!
+//! Versions are semantic, and this is what they cover:
+//!
+//! - What is public and documented here keeps compiling. Options, enums and reports that may grow are
+//!   `#[non_exhaustive]`. Variants of [`Error`] may get more fields: match them with `..`.
+//! - [`Error::code`] and [`Error::name`] of an error stay, and a number is never used twice. Its **text may change** in any
+//!   version, and so may what `Debug` shows, and the lines of the log.
+//! - Names of counters, and of the variables that [`Config::from_env`] reads, stay. New ones may come, defaults may change
+//!   in a minor version, and the changelog says so.
+//! - On the wire, this version talks to earlier ones, and to the released engines that the README names.
+//! - The oldest Rust that this builds with is `rust-version` in `Cargo.toml`. It may rise in a minor version, to one that
+//!   is at least half a year old, and never in a patch.
+//! - Not covered: what is hidden from this documentation, and the crates `tensorferry-wire`, `tensorferry-metadata` and
+//!   `tensorferry-gpu` beyond what is exported here.
+//!
+//! Before 1.0, a minor version may break any of this, as Cargo takes it; the changelog says how.
 #![deny(clippy::print_stderr)]
 
 mod bind;

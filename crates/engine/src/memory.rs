@@ -251,6 +251,17 @@ fn is_writable(at: u64) -> bool {
 /// Clones are the same memory; it is unmapped when the last one is gone, and both a registration and
 /// a running batch hold one. Peers may change the content at any time, so it is read and written by
 /// copy, and no reference to it can be had.
+///
+/// ```
+/// use tensorferry::HostBuffer;
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// let buffer = HostBuffer::zeroed(4096)?;
+/// buffer.write(100, b"hello");
+/// assert_eq!(buffer.read(99, 7), b"\0hello\0");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct HostBuffer {
     map: Arc<Mapping>,
@@ -285,7 +296,9 @@ impl From<HostBuffer> for Lent {
     }
 }
 
-/// A request whose local memory is a [`HostBuffer`] or a [`DeviceBuffer`](crate::DeviceBuffer).
+/// A request whose local memory is a [`HostBuffer`] or a [`DeviceBuffer`](crate::DeviceBuffer), which it keeps.
+///
+/// Made by their `request` methods, for [`Segment::submit_owned`](crate::Segment::submit_owned).
 #[derive(Clone, Debug)]
 pub struct OwnedRequest {
     pub(crate) request: Request,

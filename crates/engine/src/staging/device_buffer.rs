@@ -20,6 +20,19 @@ use crate::staging::{Alarm, Copy, Devices, Job, Keep, Loan, Stager, Way};
 /// hold one. Made by [`Engine::device_buffer`](crate::Engine::device_buffer), whose copy worker it uses: once that
 /// engine is closed or dropped, nothing can be copied in or out ([`Error::Closed`]). The memory stays, and is freed all
 /// the same; but a context that was made for it then stays until the process ends.
+///
+/// ```no_run
+/// use tensorferry::gpu::{DeviceId, Vendor};
+/// use tensorferry::{Config, Engine, RegisterOptions};
+///
+/// # fn main() -> tensorferry::Result<()> {
+/// let engine = Engine::new("10.0.0.1", Config::default())?;
+/// let block = engine.device_buffer(DeviceId::new(Vendor::Cuda, 0), 1 << 20)?;
+/// block.write(0, b"hello")?;
+/// engine.register_device_buffer(&block, &RegisterOptions::default())?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
     memory: Arc<Allocation>,

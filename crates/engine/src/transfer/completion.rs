@@ -9,16 +9,49 @@ use crate::transfer::Batch;
 
 /// Ready when its batch is final, with the result of [`Batch::wait`].
 ///
-/// Whoever polls it is woken once, by a thread of the engine, which a waker must not hold up. Dropping it does not stop the batch, and does not make it
-/// safe to free memory that was lent with `unsafe`: see [`Batch::cancel`].
+/// Whoever polls it is woken once, by a thread of the engine, which a waker must not hold up. Dropping it does not stop
+/// the batch, and does not make it safe to free memory that was lent with `unsafe`: see [`Batch::cancel`].
+///
+/// It needs no runtime, and works in every one; `examples/async.rs` awaits many with thirty lines of its own.
 ///
 /// ```
-/// # use tensorferry::{Config, Engine, HostBuffer, Op, RegisterOptions, SubmitOptions};
-/// # async fn example(engine: &Engine, peer: &str, remote: u64) -> tensorferry::Result<()> {
-/// let local = HostBuffer::zeroed(4096)?;
-/// let request = local.request(Op::Read, 0, remote, 4096)?;
-/// let segment = engine.segment(peer)?;
-/// segment.submit_owned(&[request], SubmitOptions::default())?.await?;
+/// # use std::pin::pin;
+/// # use std::sync::Arc;
+/// # use std::task::{Context, Poll, Wake, Waker};
+/// # use std::thread::{self, Thread};
+/// # use tensorferry::{Config, Engine, HostBuffer, Op, RegisterOptions, Result, SubmitOptions};
+/// # struct Unpark(Thread);
+/// # impl Wake for Unpark {
+/// #     fn wake(self: Arc<Self>) {
+/// #         self.0.unpark();
+/// #     }
+/// # }
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let waker = Waker::from(Arc::new(Unpark(thread::current())));
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+/// #             Poll::Ready(output) => return output,
+/// #             Poll::Pending => thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// async fn fetch(engine: &Engine, peer: &str, remote: u64) -> Result<HostBuffer> {
+///     let local = HostBuffer::zeroed(4096)?;
+///     let request = local.request(Op::Read, 0, remote, 4096)?;
+///     // Names the peer without asking it, which would block.
+///     let segment = engine.segment(peer)?;
+///     segment.submit_owned(&[request], SubmitOptions::default())?.await?;
+///     Ok(local)
+/// }
+/// # fn main() -> Result<()> {
+/// # let target = Engine::new("127.0.0.1", Config::default())?;
+/// # let memory = HostBuffer::zeroed(4096)?;
+/// # memory.write(0, b"hello");
+/// # target.register_buffer(&memory, &RegisterOptions::default())?;
+/// # let engine = Engine::new("127.0.0.1", Config::default())?;
+/// # let fetched = block_on(fetch(&engine, target.name(), memory.addr()))?;
+/// # assert_eq!(fetched.read(0, 5), b"hello");
 /// # Ok(())
 /// # }
 /// ```

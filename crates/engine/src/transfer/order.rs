@@ -5,6 +5,22 @@ use tensorferry_gpu::{StreamHandle, Vendor};
 
 /// A stream of the caller's that a batch is ordered with: it starts when the work is done that was on
 /// the stream when it was submitted.
+///
+/// ```no_run
+/// use tensorferry::gpu::Vendor;
+/// use tensorferry::{Batch, Request, Result, Segment, SubmitOptions, UserStream};
+///
+/// /// Sends what a kernel on `stream` writes, and has later kernels there wait until it is sent.
+/// ///
+/// /// # Safety
+/// /// The stream is not destroyed, nor the memory freed, before the batch is final and the stream has gone on.
+/// unsafe fn send(segment: &Segment, request: Request, stream: u64) -> Result<Batch> {
+///     // SAFETY: what `UserStream::new` asks for is what this function asks for.
+///     let stream = unsafe { UserStream::new(Vendor::Cuda, stream) }.hold_later_work();
+///     // SAFETY: as is what `submit` asks for.
+///     unsafe { segment.submit(vec![request], SubmitOptions::default().with_stream(stream)) }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UserStream {
     pub(crate) vendor: Vendor,
