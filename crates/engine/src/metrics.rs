@@ -134,3 +134,6 @@ counters! {
         notifications_received,
     }
 }
+
+#[cfg(test)]
+mod tests;
