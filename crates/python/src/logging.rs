@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tensorferry::LogLevel;
+use tensorferry::{Error, LogLevel};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record as SpanRecord};
@@ -30,6 +30,8 @@ const MEASURES: usize = 256;
 /// Texts that are said once are remembered, up to so many.
 const MOST_SAID: usize = 256;
 const FACE: &str = "tensorferry.mooncake";
+/// The logger of failures that nobody asked about.
+const UNSEEN: &str = "tensorferry.transfer";
 /// The target of what the engine says of failures that callers are told of.
 const TOLD: &str = "tensorferry::failure";
 
@@ -196,6 +198,11 @@ fn hand_over_for_ever(py: Python<'_>) {
             error.write_unraisable(py, None);
         }
         if stopped {
+            // What there was to say of objects that were let go of.
+            let rest = take(&mut queue.lock());
+            if let Err(error) = hand_over(py, rest) {
+                error.write_unraisable(py, None);
+            }
             return;
         }
     }
@@ -296,6 +303,23 @@ impl Limiter {
 /// Logs an error from any thread, also one that may not take the interpreter lock.
 pub(crate) fn error(text: String) {
     Queue::current().push(Record { level: Level::ERROR, target: FACE, text });
+}
+
+/// Logs that a transfer failed that nobody holds, and of which nobody has asked how it ended; once a second for each
+/// peer. By the daemon thread, since whoever drops the last reference to it may be in the middle of anything.
+#[cold]
+pub(crate) fn unseen(error: &Error) {
+    static LIMITER: LazyLock<Mutex<Limiter>> = LazyLock::new(Mutex::default);
+    if EXITING.load(Ordering::Relaxed) || Level::WARN > level() {
+        return;
+    }
+    let text = format!(
+        "it failed, and nobody asked how it ended (await it, or call wait() or result()): {error}"
+    );
+    let mut limiter = LIMITER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(text) = limiter.line("Transfer", error.peer(), &text) {
+        Queue::current().push(Record { level: Level::WARN, target: UNSEEN, text });
+    }
 }
 
 /// Logs that `method` failed, unless it has done so with the same peer within the last second.

@@ -2,7 +2,7 @@
 //!
 //! A thread of the engine never takes the interpreter lock, so it cannot. Whoever sees the end of a transfer does:
 //! the thread that waits for it, asks or awaits. For a transfer that nobody holds any more, the thread that hands over
-//! log records does.
+//! log records does; and if it failed, that thread has something to log.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -21,6 +21,7 @@ pub(crate) type Objects = Vec<Py<PyAny>>;
 struct Kept {
     batch: Batch,
     objects: Objects,
+    is_seen: bool,
     /// Has the thread woken when the batch is final.
     _completion: Completion,
 }
@@ -41,17 +42,30 @@ pub(crate) fn let_go(batch: &Batch, objects: Objects) {
     }
 }
 
-/// Keeps what was lent to a transfer until it has ended.
-pub(crate) fn keep(batch: &Batch, objects: Objects) {
-    if objects.is_empty() {
+/// Ends what is known of a transfer that has ended and that nobody holds. If nobody has seen that it failed, that is
+/// said.
+pub(crate) fn end(batch: &Batch, objects: Objects, is_seen: bool) {
+    if !is_seen
+        && batch.poll() != BatchState::Cancelled
+        && let Some(Err(error)) = batch.result()
+        && !matches!(error, Error::Closed)
+    {
+        logging::unseen(&error);
+    }
+    let_go(batch, objects);
+}
+
+/// Keeps what was lent to a transfer that nobody holds until it has ended.
+pub(crate) fn keep(batch: &Batch, objects: Objects, is_seen: bool) {
+    if objects.is_empty() && is_seen {
         return;
     }
     let mut completion = batch.into_future();
     let waker = Arc::new(Sweeper).into();
     if Pin::new(&mut completion).poll(&mut Context::from_waker(&waker)).is_ready() {
-        return let_go(batch, objects);
+        return end(batch, objects, is_seen);
     }
-    lock().push(Kept { batch: batch.clone(), objects, _completion: completion });
+    lock().push(Kept { batch: batch.clone(), objects, is_seen, _completion: completion });
 }
 
 /// Lets go of what has ended.
@@ -59,7 +73,7 @@ pub(crate) fn sweep(_py: Python<'_>) {
     let has_ended = |kept: &mut Kept| kept.batch.poll() != BatchState::Running;
     // Objects run Python code when they go, so none goes while the lock is held.
     let ended: Vec<Kept> = lock().extract_if(.., has_ended).collect();
-    ended.into_iter().for_each(|kept| let_go(&kept.batch, kept.objects));
+    ended.into_iter().for_each(|kept| end(&kept.batch, kept.objects, kept.is_seen));
 }
 
 /// In a forked child: the transfers are the parent's, and never end here.

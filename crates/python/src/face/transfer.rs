@@ -1,5 +1,6 @@
 //! The class `Transfer`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -18,7 +19,8 @@ use crate::waiting::SIGNALS;
 /// A running or ended transfer, of one range or of many: what `read_async`, `write_async` and `submit` return.
 ///
 /// `await` it in asyncio, or `wait()`, or `result()`. Each of them raises why it failed; ask at least one of them. It
-/// ends by its deadline, whether anybody looks or not, and dropping this object does not stop it. The objects whose
+/// ends by its deadline, whether anybody looks or not, and dropping this object does not stop it. If it fails, nobody
+/// has asked, and nobody holds this object, that is a WARNING of the logger `tensorferry.transfer`. The objects whose
 /// memory it uses are kept until it has ended and somebody has seen that, or nobody holds this object.
 #[pyclass(frozen, weakref, module = "tensorferry")]
 pub(crate) struct Transfer {
@@ -26,6 +28,8 @@ pub(crate) struct Transfer {
     batch: Batch,
     /// Locked with the interpreter lock held, and never across a call into Python.
     objects: Mutex<Objects>,
+    /// Whether somebody knows how it ends: has been told, or has cancelled it.
+    is_seen: AtomicBool,
 }
 
 #[pymethods]
@@ -40,7 +44,9 @@ impl Transfer {
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         raise(py, || {
-            self.has_ended()?;
+            if self.has_ended()? {
+                self.see();
+            }
             Ok(match self.batch.poll() {
                 BatchState::Running => "running",
                 BatchState::Completed => "completed",
@@ -77,6 +83,7 @@ impl Transfer {
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         raise(py, || {
             self.engine.get().check()?;
+            self.see();
             py.detach(|| self.batch.cancel());
             self.has_ended()?;
             Ok(())
@@ -85,6 +92,7 @@ impl Transfer {
 
     /// `cancel`, without the wait. For `await`, which may be left in a forked child, too.
     fn _request_cancel(&self, py: Python<'_>) {
+        self.see();
         if !self.engine.get().is_forked() {
             py.detach(|| self.batch.request_cancel());
         }
@@ -93,7 +101,9 @@ impl Transfer {
     /// The entries that have failed so far: pairs of their place in the lists, from 0, and an Error.
     fn failures<'py>(&self, py: Python<'py>) -> PyResult<Vec<(usize, Bound<'py, PyAny>)>> {
         raise(py, || {
-            self.has_ended()?;
+            if self.has_ended()? {
+                self.see();
+            }
             let failures = self.batch.failures();
             let exception = |error| error::of(py, error).into_value(py).into_bound(py).into_any();
             Ok(failures.iter().map(|(at, error)| (*at, exception(error))).collect())
@@ -141,7 +151,12 @@ impl Transfer {
 
 impl Transfer {
     pub(crate) fn new(engine: Py<Engine>, batch: Batch, objects: Objects) -> Self {
-        Self { engine, batch, objects: Mutex::new(objects) }
+        Self { engine, batch, objects: Mutex::new(objects), is_seen: AtomicBool::new(false) }
+    }
+
+    /// Somebody knows how it ends: nobody else has to be told.
+    fn see(&self) {
+        self.is_seen.store(true, Ordering::Relaxed);
     }
 
     /// The batch, for whoever waits for it in another way.
@@ -175,6 +190,7 @@ impl Transfer {
                 return Ok(false);
             }
         }
+        self.see();
         match batch.result() {
             Some(result) => result.map(|()| true).map_err(Failure::from),
             None => Ok(false),
@@ -185,16 +201,17 @@ impl Transfer {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Leaves what was lent to whoever sees the end.
+    /// Leaves what was lent, and what there may be to say, to whoever sees the end.
     fn give_up(&self) {
         let objects = self.take();
+        let is_seen = self.is_seen.swap(true, Ordering::Relaxed);
         if self.engine.get().is_forked() {
             // What the parent's threads do with the memory, they do with the parent's.
             std::mem::forget(self.batch.clone());
         } else if self.batch.poll() == BatchState::Running {
-            kept::keep(&self.batch, objects);
+            kept::keep(&self.batch, objects, is_seen);
         } else {
-            kept::let_go(&self.batch, objects);
+            kept::end(&self.batch, objects, is_seen);
         }
     }
 
