@@ -311,6 +311,53 @@ def test_outside_a_loop_it_says_what_to_do(two):
     assert transfer.wait()
 
 
+def test_a_full_queue_does_not_hold_up_a_loop():
+    """Where a loop runs, nothing waits for room, whatever `on_full` says; in a thread it does, and the loop goes round."""
+
+    async def main(peer, engine):
+        segment = engine.segment(peer)
+        source = bytearray(1)
+        with engine.register(source) as lent:
+            full = segment.submit("write", [lent.addr] * 1024, range(4096, 5120), 1, timeout=60)
+            starts = [
+                lambda **options: segment.write_async(source, 4096, timeout=60, **options),
+                lambda **options: segment.read_async(source, 4096, timeout=60, **options),
+                lambda **options: segment.submit("write", [lent.addr], [4096], 1, timeout=60, **options),
+            ]
+            start = time.monotonic()
+            for begin in starts:
+                for options in ({}, {"on_full": "wait"}, {"on_full": 30}):
+                    with pytest.raises(tensorferry.Busy, match="would hold up the event loop of this thread; await") as caught:
+                        begin(**options)
+                    assert (caught.value.peer, caught.value.code, caught.value.retryable) == (peer, 20, True)
+                with pytest.raises(tensorferry.Busy, match="wait for a batch to end"):
+                    begin(on_full="refuse")
+            assert time.monotonic() - start < 1 * slack()
+            waiting = [asyncio.create_task(asyncio.to_thread(begin)) for begin in starts]
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert not any(task.done() for task in waiting)
+            await asyncio.to_thread(full.cancel)
+            for transfer in await asyncio.gather(*waiting):
+                transfer.cancel()
+
+    with tensorferry.Engine(queue_bytes="64KiB") as engine, silent_peer() as peer:
+        asyncio.run(main(peer, engine))
+
+
+def test_without_a_loop_it_waits_for_room_also_after_asyncio_was_used(two):
+    async def nothing():
+        pass
+
+    asyncio.run(nothing())
+    with tensorferry.Engine(queue_bytes="64KiB") as engine, silent_peer() as peer:
+        segment = engine.segment(peer)
+        full = segment.submit("write", [b"x"] * 1024, range(4096, 5120), timeout=60)
+        threading.Timer(0.1, full.cancel).start()
+        segment.write_async(b"x", 4096, timeout=60).cancel()
+        assert full.state == "cancelled"
+
+
 def test_a_closed_engine_wakes_whoever_awaits():
     async def main(peer, engine):
         waiting = [asyncio.create_task(wait(engine.segment(peer).read_async(bytearray(8), 4096))) for _ in range(5)]

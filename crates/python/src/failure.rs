@@ -35,6 +35,11 @@ impl Failure {
         Self::Answered { code: FAILED, text: text.into(), error: None }
     }
 
+    /// Whether it is that the queue to a peer is full.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, Self::Answered { error: Some(error), .. } if matches!(**error, Error::Busy { .. }))
+    }
+
     pub(crate) fn with_code(self, new: i32) -> Self {
         match self {
             Self::Answered { text, error, .. } => Self::Answered { code: new, text, error },

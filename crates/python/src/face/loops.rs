@@ -1,4 +1,5 @@
-//! What has ended, told to an event loop: one eventfd for each loop, however many transfers it awaits.
+//! Event loops: what has ended is told to them, by one eventfd for each loop, however many transfers it awaits; and
+//! nothing waits in their threads.
 #![expect(unsafe_code, reason = "a descriptor from Python")]
 
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake};
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use tensorferry::Completion;
 
 use crate::face::raise;
@@ -123,6 +125,15 @@ impl Drop for Wakeups {
             std::mem::forget((waiting.completions, Arc::clone(&self.shared)));
         }
     }
+}
+
+/// Whether an event loop of asyncio runs in this thread, which must not be held up.
+pub(crate) fn is_running(py: Python<'_>) -> PyResult<bool> {
+    // Who has not imported asyncio has no loop, and need not import it for this.
+    let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
+    let Some(asyncio) = modules.get_item("asyncio")? else { return Ok(false) };
+    let Some(ask) = asyncio.getattr_opt("_get_running_loop")? else { return Ok(false) };
+    Ok(!ask.call0()?.is_none())
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,12 +4,13 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
-use tensorferry::Op;
+use tensorferry::{OnFull, Op};
 
 use crate::args::{Int, Ints, room};
 use crate::face::buffer::Given as GivenMemory;
 use crate::face::engine::Engine;
 use crate::face::kept::{Objects, let_go};
+use crate::face::loops;
 use crate::face::options::Chosen;
 use crate::face::raise;
 use crate::face::transfer::Transfer;
@@ -28,7 +29,8 @@ use crate::waiting::aside;
 /// byte. `stream`: a GPU stream (an object with `cuda_stream` or `__cuda_stream__`, or its handle) to start behind;
 /// with `hold_stream=True`, work that is put on it later waits for the end of the transfer. `notify`: a message that the
 /// peer gets when every byte is in place. `on_full`: if too much is queued for the peer, "wait" for room, "refuse" with
-/// Busy, or wait for so many seconds.
+/// Busy, or wait for so many seconds. Where an event loop of asyncio runs, the methods that return a Transfer do not wait, but
+/// refuse.
 ///
 /// Objects are kept until the engine does not touch their memory any more. What fails is raised as an Error, one of
 /// its subclasses; arguments of a wrong type as TypeError.
@@ -220,9 +222,19 @@ impl Segment {
     ) -> Result<Transfer, Failure> {
         self.check()?;
         let ready = self.engine.get().ready();
-        let Chosen { options, stream } = Chosen::of(ready, options)?;
-        let order = Order { segment: &self.inner, lists: &entries.lists, op, options };
-        let batch = ready.submit(py, &order, |batch| batch)?;
+        let Chosen { mut options, stream } = Chosen::of(ready, options)?;
+        let on_full = std::mem::replace(&mut options.on_full, OnFull::Refuse);
+        let mut order = Order { segment: &self.inner, lists: &entries.lists, op, options };
+        let batch = match ready.submit(py, &order, |batch| batch) {
+            Err(full) if full.is_busy() && on_full != OnFull::Refuse => {
+                if loops::is_running(py)? {
+                    return Err(full.with_text(format!("the queue to {} {HOLDS_UP}", self.name())));
+                }
+                order.options.on_full = on_full;
+                ready.submit(py, &order, |batch| batch)?
+            }
+            tried => tried?,
+        };
         let mut objects = entries.objects;
         objects.extend(stream.map(Bound::unbind));
         Ok(Transfer::new(self.engine.clone_ref(py), batch, objects))
@@ -237,6 +249,10 @@ impl Drop for Segment {
         }
     }
 }
+
+/// Why nobody waits for room in the thread of an event loop.
+const HOLDS_UP: &str = "is full, and waiting for room would hold up the event loop of this thread; await earlier \
+    transfers first, or start this one with asyncio.to_thread, where it waits";
 
 /// One range.
 fn one(
