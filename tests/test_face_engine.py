@@ -57,7 +57,7 @@ def test_it_ends_with_its_last_object(two):
 
 def test_settings_are_arguments(monkeypatch):
     monkeypatch.setenv("TENSORFERRY_PORTS", "nonsense")
-    with tensorferry.Engine(ports=(15000, 16999), transfer_timeout=0.5, queue_bytes="1MiB", safe_copy=True, lanes_per_peer=2) as engine:
+    with tensorferry.Engine(ports=(15000, 16999), transfer_timeout=0.5, queue_bytes="1MiB", spin=0.00002, safe_copy=True, lanes_per_peer=2) as engine:
         assert 15000 <= engine.control_port <= 16999
         with silent_peer() as peer:
             start = time.monotonic()

@@ -320,6 +320,7 @@ class Engine:
         lane_idle_probe: _Time | None = None,
         lane_keep: _Time | None = None,
         silence_timeout: _Time | None = None,
+        spin: _Time | None = None,
         safe_copy: bool | None = None,
         gpu: str | None = None,
         staging_slots: int | None = None,

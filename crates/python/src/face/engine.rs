@@ -55,7 +55,7 @@ impl Engine {
         signature = (
             host="127.0.0.1", *, bind=None, advertise=None, ports=None, lanes_per_peer=None, io_threads=None,
             transfer_timeout=None, connect_timeout=None, queue_bytes=None, lane_idle_probe=None, lane_keep=None,
-            silence_timeout=None, safe_copy=None, gpu=None, staging_slots=None, staging_slot_bytes=None, log=None
+            silence_timeout=None, spin=None, safe_copy=None, gpu=None, staging_slots=None, staging_slot_bytes=None, log=None
         )
     )]
     #[expect(clippy::too_many_arguments, reason = "one for each setting")]
@@ -73,6 +73,7 @@ impl Engine {
         lane_idle_probe: Option<Bound<'_, PyAny>>,
         lane_keep: Option<Bound<'_, PyAny>>,
         silence_timeout: Option<Bound<'_, PyAny>>,
+        spin: Option<Bound<'_, PyAny>>,
         safe_copy: Option<Bound<'_, PyAny>>,
         gpu: Option<Bound<'_, PyAny>>,
         staging_slots: Option<Bound<'_, PyAny>>,
@@ -92,6 +93,7 @@ impl Engine {
                 ("lane_idle_probe", lane_idle_probe),
                 ("lane_keep", lane_keep),
                 ("silence_timeout", silence_timeout),
+                ("spin", spin),
                 ("safe_copy", safe_copy),
                 ("gpu", gpu),
                 ("staging_slots", staging_slots),
