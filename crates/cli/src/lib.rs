@@ -11,6 +11,7 @@ mod demo;
 mod doctor;
 mod interrupt;
 mod machine;
+mod measure;
 mod memory;
 mod pattern;
 

@@ -11,10 +11,11 @@ use tensorferry::{
     Access, Config, Engine, Op, OwnedRequest, RegisterOptions, Segment, Stats, SubmitOptions,
 };
 
-use super::plan::{Plan, Row};
+use super::plan::Plan;
 use super::process::Target;
 use crate::cpu;
 use crate::interrupt::Interrupt;
+use crate::measure::row::Row;
 use crate::memory::Buffer;
 use crate::pattern::{Mismatch, Pattern};
 

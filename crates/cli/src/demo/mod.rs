@@ -2,10 +2,8 @@
 
 mod host;
 mod initiator;
-mod orders;
 mod plan;
 mod process;
-mod progress;
 mod report;
 mod simulator;
 mod target;
@@ -17,11 +15,11 @@ use anyhow::{Context, Result, bail, ensure};
 use tensorferry::{Config, Stats};
 
 use crate::interrupt::{Interrupt, Interrupted};
+use crate::measure::progress::Progress;
 use initiator::Initiator;
 pub(crate) use plan::Plan;
 use plan::Simulate;
 use process::Target;
-use progress::Progress;
 use report::Report;
 use simulator::Simulator;
 pub(crate) use target::serve;

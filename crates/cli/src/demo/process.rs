@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use super::orders::{Answer, Order};
 use super::plan::Plan;
+use crate::measure::orders::{Answer, Order};
 use crate::pattern::{Mismatch, Pattern};
 
 /// A running target. It ends when this is dropped; should this process be killed, the pipe to its

@@ -9,10 +9,11 @@ use serde::Serialize;
 use tensorferry::{Config, Stats};
 
 use super::initiator::Measured;
-use super::plan::{Format, Plan};
+use super::plan::Plan;
 use crate::args::size_text;
 use crate::machine::Machine;
-use crate::memory::Place;
+use crate::measure::figures::{Memory, three_digits};
+use crate::measure::row::Format;
 use crate::pattern::Mismatch;
 
 /// One run, as `--json` prints it. A gigabyte is 10^9 bytes.
@@ -43,14 +44,6 @@ struct Settings {
     target_memory: Memory,
     lanes_per_peer: usize,
     io_threads: usize,
-}
-
-/// Where the memory of one end is.
-#[derive(Debug, Serialize)]
-struct Memory {
-    /// `cpu`, or a device such as `cuda:0`.
-    place: String,
-    device_name: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -227,20 +220,6 @@ impl Settings {
     }
 }
 
-impl Memory {
-    fn at(place: Place) -> Self {
-        Self { place: place.to_string(), device_name: None }
-    }
-
-    fn text(&self) -> String {
-        match &self.device_name {
-            _ if self.place == Place::Host.to_string() => "host memory".to_owned(),
-            None => format!("memory of {}", self.place),
-            Some(name) => format!("memory of {} ({name})", self.place),
-        }
-    }
-}
-
 impl Line {
     fn of(measured: &Measured) -> Self {
         let secs = measured.elapsed.as_secs_f64();
@@ -285,17 +264,12 @@ impl Line {
     }
 }
 
-/// Three digits that mean something, and no exponent.
-fn three_digits(value: f64) -> String {
-    let whole = if value > 0.0 { value.log10().floor() as i32 + 1 } else { 1 };
-    let decimals = (3 - whole).clamp(0, 9) as usize;
-    format!("{value:.decimals$}")
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Ends, Row};
+    use super::super::plan::Ends;
     use super::*;
+    use crate::measure::row::Row;
+    use crate::memory::Place;
     use tensorferry::Op;
 
     fn report() -> Report {
@@ -372,19 +346,5 @@ mod tests {
         report.settings.simulated = true;
         assert!(report.text().starts_with("*** SIMULATED: no GPU was used."));
         assert_eq!(report.text().matches("*** SIMULATED").count(), 2);
-    }
-
-    #[test]
-    fn three_digits_are_shown_of_any_number() {
-        for (value, shown) in [
-            (0.0, "0.00"),
-            (0.000_012_345, "0.0000123"),
-            (0.5, "0.500"),
-            (1.234_5, "1.23"),
-            (12.34, "12.3"),
-            (1234.5, "1234"),
-        ] {
-            assert_eq!(three_digits(value), shown);
-        }
     }
 }

@@ -1,0 +1,7 @@
+//! What is measured between two processes, and how: for whatever subcommand starts them.
+
+pub(crate) mod figures;
+pub(crate) mod obey;
+pub(crate) mod orders;
+pub(crate) mod progress;
+pub(crate) mod row;
