@@ -73,11 +73,27 @@ impl Pattern {
     /// # Panics
     /// If the buffer is shorter.
     pub(crate) fn check(self, buffer: &Buffer, len: usize) -> Result<Option<Mismatch>> {
+        self.check_part(buffer, 0, len)
+    }
+
+    /// Compares `len` bytes of `buffer` from `offset`, a multiple of eight, on.
+    ///
+    /// # Errors
+    /// The memory's device refused.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub(crate) fn check_part(
+        self,
+        buffer: &Buffer,
+        offset: usize,
+        len: usize,
+    ) -> Result<Option<Mismatch>> {
         let most = buffer.piece();
         let (mut expected, mut found) = (vec![0; most.min(len)], vec![0; most.min(len)]);
         let mut mismatch = None;
-        for at in (0..len).step_by(most) {
-            let size = most.min(len - at);
+        for at in (offset..offset + len).step_by(most) {
+            let size = most.min(offset + len - at);
             self.make(at, &mut expected[..size]);
             buffer.read_into(at, &mut found[..size])?;
             if expected[..size] != found[..size] {

@@ -1,27 +1,24 @@
 //! The initiator's hold on the target process.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::plan::Plan;
+use crate::measure::link::{Link, Lost, Obedient, unexpected};
 use crate::measure::orders::{Answer, Order};
-use crate::pattern::{Mismatch, Pattern};
 
 /// A running target. It ends when this is dropped; should this process be killed, the pipe to its
 /// stdin is closed by the kernel, and it ends as well.
 pub(crate) struct Target {
     child: Child,
-    /// `None` once it was told to end.
-    orders: Option<ChildStdin>,
-    answers: Receiver<std::io::Result<String>>,
+    /// Its stdin and stdout.
+    link: Link,
     /// The segment name of its engine.
     pub(crate) segment: String,
     /// Where its memory is, in its own process.
@@ -66,48 +63,19 @@ impl Target {
                 let program = Path::new(command.get_program());
                 format!("the target process ({}) did not start", program.display())
             })?;
-        let (orders, stdout) = (child.stdin.take(), child.stdout.take());
-        let stdout = stdout.context("the target's stdout is not a pipe")?;
-        let answers = listen(stdout);
+        let (orders, answers) = (child.stdin.take(), child.stdout.take());
+        let link = Link::new(
+            orders.context("the target's stdin is not a pipe")?,
+            answers.context("the target's stdout is not a pipe")?,
+        );
         let (segment, device) = (String::new(), None);
-        let mut target = Self { child, orders, answers, segment, addr: 0, device };
-        match target.answer()? {
+        let mut target = Self { child, link, segment, addr: 0, device };
+        match target.answer(0)? {
             Answer::Ready { segment, addr, device } => {
                 (target.segment, target.addr, target.device) = (segment, addr, device);
                 Ok(target)
             }
             Answer::Failed { why } => bail!("the target did not start: {why}"),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Has the target fill its memory; the answer is [`Target::filled`].
-    pub(crate) fn fill(&mut self, pattern: Pattern, len_bytes: usize) -> Result<()> {
-        self.order(Order::Fill { pattern, len_bytes })
-    }
-
-    /// Waits until the target has filled its memory.
-    pub(crate) fn filled(&mut self) -> Result<()> {
-        match self.answer()? {
-            Answer::Filled => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// Has the target compare its memory.
-    pub(crate) fn check(&mut self, pattern: Pattern, len_bytes: usize) -> Result<Option<Mismatch>> {
-        self.order(Order::Check { pattern, len_bytes })?;
-        match self.answer()? {
-            Answer::Checked { mismatch } => Ok(mismatch),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    /// The processor time that the target has used so far.
-    pub(crate) fn process_time(&mut self) -> Result<Duration> {
-        self.order(Order::Cost)?;
-        match self.answer()? {
-            Answer::Cost { cpu_ns } => Ok(Duration::from_nanos(cpu_ns)),
             other => Err(unexpected(&other)),
         }
     }
@@ -122,28 +90,25 @@ impl Target {
         Ok(())
     }
 
-    fn order(&mut self, order: Order) -> Result<()> {
-        let mut line = serde_json::to_vec(&order)?;
-        line.push(b'\n');
-        let pipe = self.orders.as_mut().context("the target was told to end")?;
-        let written = pipe.write_all(&line).and_then(|()| pipe.flush());
-        written.map_err(|error| self.gone().context(error))
-    }
-
-    fn answer(&mut self) -> Result<Answer> {
-        let line = match self.answers.recv_timeout(PATIENCE) {
-            Ok(line) => line.context("the target's stdout cannot be read")?,
-            Err(RecvTimeoutError::Timeout) => bail!(
-                "the target process {} has not answered for {PATIENCE:?}; is the machine overloaded, or \
+    /// Says what became of a target that does not answer.
+    #[cold]
+    fn lost(&mut self, lost: Lost) -> anyhow::Error {
+        match lost {
+            Lost::Finished => anyhow!("the target was told to end"),
+            Lost::Gone(None) => self.gone(),
+            Lost::Gone(Some(error)) => self.gone().context(error),
+            Lost::Silent(patience) => anyhow!(
+                "the target process {} has not answered for {patience:?}; is the machine overloaded, or \
                  was the process stopped?",
                 self.child.id()
             ),
-            Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
-        };
-        match serde_json::from_str(&line) {
-            Ok(Answer::Refused { why }) => bail!("the target refused an order: {why}"),
-            Ok(answer) => Ok(answer),
-            Err(error) => Err(anyhow!("the target said {line:?}, which is no answer: {error}")),
+            Lost::Unreadable(error) => {
+                anyhow::Error::new(error).context("the target's stdout cannot be read")
+            }
+            Lost::Garbled { line, why } => {
+                anyhow!("the target said {line:?}, which is no answer: {why}")
+            }
+            Lost::Refused { why } => anyhow!("the target refused an order: {why}"),
         }
     }
 
@@ -159,7 +124,7 @@ impl Target {
     }
 
     fn end(&mut self) -> Result<ExitStatus> {
-        self.orders = None;
+        self.link.finish();
         let give_up = Instant::now() + FAREWELL;
         while Instant::now() < give_up {
             if let Some(status) = self.child.try_wait()? {
@@ -180,22 +145,14 @@ impl Drop for Target {
     }
 }
 
-/// Reads lines on a thread of its own, so that waiting for one can be bounded. It ends with the pipe.
-fn listen(stdout: ChildStdout) -> Receiver<std::io::Result<String>> {
-    let (sender, answers) = mpsc::channel();
-    thread::spawn(move || {
-        for line in BufReader::new(stdout).lines() {
-            let failed = line.is_err();
-            if sender.send(line).is_err() || failed {
-                break;
-            }
-        }
-    });
-    answers
-}
+impl Obedient for Target {
+    fn order(&mut self, order: Order) -> Result<()> {
+        self.link.order(&order).map_err(|lost| self.lost(lost))
+    }
 
-fn unexpected(answer: &Answer) -> anyhow::Error {
-    anyhow!("the target answered another order than was given: {answer:?}; is it the same version?")
+    fn answer(&mut self, _len_bytes: usize) -> Result<Answer> {
+        self.link.answer(PATIENCE).map_err(|lost| self.lost(lost))
+    }
 }
 
 #[cfg(test)]

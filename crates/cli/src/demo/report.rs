@@ -8,11 +8,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tensorferry::{Config, Stats};
 
-use super::initiator::Measured;
 use super::plan::Plan;
 use crate::args::size_text;
 use crate::machine::Machine;
 use crate::measure::figures::{Memory, three_digits};
+use crate::measure::rounds::Measured;
 use crate::measure::row::Format;
 use crate::pattern::Mismatch;
 
@@ -226,7 +226,8 @@ impl Line {
         let bytes = measured.moved_bytes();
         let gigabytes = bytes as f64 / 1e9;
         let per = |amount: f64, whole: f64| if whole > 0.0 { amount / whole } else { 0.0 };
-        let cpu = measured.initiator_cpu + measured.target_cpu;
+        let target_cpu = measured.target_cpu.unwrap_or_default();
+        let cpu = measured.initiator_cpu + target_cpu;
         let micros = |quantile| measured.latency.value_at_quantile(quantile) as f64 / 1e3;
         let requests = (measured.batches * measured.row.batch) as f64;
         Self {
@@ -242,7 +243,7 @@ impl Line {
             batch_p99_microseconds: micros(0.99),
             cpu_seconds_per_gigabyte: per(cpu.as_secs_f64(), gigabytes),
             initiator_cpu_seconds: measured.initiator_cpu.as_secs_f64(),
-            target_cpu_seconds: measured.target_cpu.as_secs_f64(),
+            target_cpu_seconds: target_cpu.as_secs_f64(),
             verified: measured.is_verified(),
             verified_bytes: if measured.mismatch.is_none() { measured.checked_bytes } else { 0 },
             mismatch: measured.mismatch,
@@ -287,7 +288,7 @@ mod tests {
         let mut measured = Measured { batches, elapsed, mismatch, ..Measured::new(row).unwrap() };
         measured.latency.saturating_record(2_000_000);
         measured.initiator_cpu = Duration::from_millis(3);
-        measured.target_cpu = Duration::from_millis(5);
+        measured.target_cpu = Some(Duration::from_millis(5));
         measured.checked_bytes = batches * row.batch_bytes();
         measured
     }

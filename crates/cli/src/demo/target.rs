@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use tensorferry::{Config, Engine, RegisterOptions};
 
 use crate::args::DemoTargetArgs;
-use crate::measure::obey::{obey, say};
+use crate::measure::link::write_line;
+use crate::measure::obey::obey;
 use crate::measure::orders::Answer;
 use crate::memory::Buffer;
 
@@ -17,7 +18,10 @@ pub(crate) fn serve(args: &DemoTargetArgs, mut config: Config) -> Result<()> {
     let (engine, memory) = match set_up(args, config) {
         Ok(ready) => ready,
         // The initiator says it.
-        Err(why) => return say(&mut io::stdout(), &Answer::Failed { why: crate::chain(&why) }),
+        Err(why) => {
+            let why = crate::chain(&why);
+            return Ok(write_line(&mut io::stdout(), &Answer::Failed { why })?);
+        }
     };
     let ready = Answer::Ready {
         segment: engine.name().to_owned(),

@@ -4,32 +4,29 @@ use std::io::{BufRead, Write};
 
 use anyhow::Result;
 
+use super::link::{read_line, write_line};
 use super::orders::{Answer, Order};
 use crate::cpu;
 use crate::memory::Buffer;
-
-/// Says one line.
-pub(crate) fn say(answers: &mut dyn Write, answer: &Answer) -> Result<()> {
-    let mut line = serde_json::to_vec(answer)?;
-    line.push(b'\n');
-    answers.write_all(&line)?;
-    Ok(answers.flush()?)
-}
+use crate::pattern::Pattern;
 
 /// Says that it is `ready`, and answers orders until there are no more.
+///
+/// # Errors
+/// Orders cannot be read, answers not be written.
 pub(crate) fn obey(
     memory: &Buffer,
     ready: Answer,
     orders: &mut dyn BufRead,
     answers: &mut dyn Write,
 ) -> Result<()> {
-    say(answers, &ready)?;
-    for line in orders.lines() {
-        let answer = match serde_json::from_str(&line?) {
+    write_line(answers, &ready)?;
+    while let Some(line) = read_line(orders)? {
+        let answer = match serde_json::from_str(&line) {
             Ok(order) => carry_out(memory, order),
             Err(why) => Answer::Refused { why: format!("this is no order: {why}") },
         };
-        say(answers, &answer)?;
+        write_line(answers, &answer)?;
     }
     Ok(())
 }
@@ -45,14 +42,27 @@ fn carry_out(memory: &Buffer, order: Order) -> Answer {
             Ok(()) => Answer::Filled,
             Err(error) => Answer::Refused { why: error.to_string() },
         },
-        Order::Check { pattern, len_bytes } => match pattern.check(memory, len_bytes) {
-            Ok(mismatch) => Answer::Checked { mismatch },
-            Err(error) => Answer::Refused { why: error.to_string() },
-        },
+        Order::Check { pattern, len_bytes } => compare(memory, pattern, 0, len_bytes),
+        Order::CheckPart { pattern, offset_bytes, len_bytes } => {
+            let end = offset_bytes.checked_add(len_bytes);
+            if offset_bytes % 8 != 0 || end.is_none_or(|end| end > memory.len()) {
+                let there = memory.len();
+                let why = format!("[{offset_bytes}, +{len_bytes}) is no part of {there} bytes");
+                return Answer::Refused { why };
+            }
+            compare(memory, pattern, offset_bytes, len_bytes)
+        }
         Order::Cost => {
             let cpu_ns = u64::try_from(cpu::process_time().as_nanos()).unwrap_or(u64::MAX);
             Answer::Cost { cpu_ns }
         }
+    }
+}
+
+fn compare(memory: &Buffer, pattern: Pattern, offset: usize, len: usize) -> Answer {
+    match pattern.check_part(memory, offset, len) {
+        Ok(mismatch) => Answer::Checked { mismatch },
+        Err(error) => Answer::Refused { why: error.to_string() },
     }
 }
 
@@ -61,7 +71,6 @@ mod tests {
     use tensorferry::HostBuffer;
 
     use super::*;
-    use crate::pattern::Pattern;
 
     const LEN: usize = 5000;
 
@@ -114,5 +123,28 @@ mod tests {
             ),
             "{answers:?}"
         );
+    }
+    #[test]
+    fn a_part_is_compared_by_itself_and_has_to_be_one() {
+        let memory = zeroed(LEN);
+        let pattern = Pattern::of_round(1, 1);
+        let part = |offset_bytes, len_bytes| {
+            let order = Order::CheckPart { pattern, offset_bytes, len_bytes };
+            told(&memory, &serde_json::to_string(&order).unwrap()).remove(0)
+        };
+        pattern.fill(&memory, LEN).unwrap();
+        memory.write(100, &[0, 1, 2, 3]).unwrap();
+        assert_eq!(part(104, LEN - 104), Answer::Checked { mismatch: None });
+        let Answer::Checked { mismatch: Some(mismatch) } = part(96, 16) else {
+            panic!("wrong bytes were not found")
+        };
+        assert!((100..104).contains(&mismatch.first_offset_bytes) && mismatch.checked_bytes == 16);
+        for (offset, len) in [(4, 8), (0, LEN + 1), (8, LEN), (usize::MAX & !7, 16)] {
+            let answer = part(offset, len);
+            assert!(
+                matches!(&answer, Answer::Refused { why } if why.contains("is no part of 5000")),
+                "{answer:?}"
+            );
+        }
     }
 }

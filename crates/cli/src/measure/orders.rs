@@ -1,10 +1,10 @@
-//! What the two processes of the demo say to each other, one JSON object per line.
+//! What initiator and target say to each other while they measure, one JSON object per line.
 
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::{Mismatch, Pattern};
 
-/// From the initiator, on the target's stdin. Each is answered before the next one is read.
+/// From the initiator. Each is answered before the next one is read.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub(crate) enum Order {
@@ -12,11 +12,13 @@ pub(crate) enum Order {
     Fill { pattern: Pattern, len_bytes: usize },
     /// Compare the first bytes of your memory.
     Check { pattern: Pattern, len_bytes: usize },
+    /// Compare bytes from a multiple of eight on.
+    CheckPart { pattern: Pattern, offset_bytes: usize, len_bytes: usize },
     /// Say what you have cost so far.
     Cost,
 }
 
-/// From the target, on its stdout.
+/// From the target.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
