@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::doctor::{PATIENCE, Requirement};
 use crate::memory::Place;
@@ -38,6 +38,11 @@ pub(crate) enum Command {
     /// The exit code is 0 only if every line was measured and every byte was right. Ctrl-C ends it with what was
     /// measured so far and the exit code 130; the document of --json then says "interrupted": true.
     Demo(DemoArgs),
+    /// Measures transfers between two machines, or two processes, and checks every byte
+    ///
+    /// `bench target` on one machine lends memory and prints what to type on the other one; `bench initiator` there
+    /// writes to it and reads from it at several block and batch sizes. docs/bench.md says how it measures.
+    Bench(BenchArgs),
     /// Says what can be moved on this machine, and what stands in the way
     ///
     /// Looks for the GPU libraries of all vendors and initialises what it finds, binds ports, starts engines on
@@ -82,6 +87,112 @@ pub(crate) struct DemoArgs {
     /// Print one JSON document instead of the table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) end: BenchEnd,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchEnd {
+    /// Lends memory to initiators, one after the other, until Ctrl-C
+    ///
+    /// Whoever reaches its ports can read and write the memory that it has made for this: use it on networks that you
+    /// trust. It listens on three ports, all of TENSORFERRY_PORTS (15000-17000): two of the engine's, and one on which
+    /// the initiator says what to fill and compare.
+    Target(BenchTargetArgs),
+    /// Measures transfers to and from TARGET, and prints a table
+    ///
+    /// TARGET is what `bench target` prints, or the segment name of any other engine that lends memory. The contents of
+    /// the target's memory are OVERWRITTEN: what `bench target` lends was made for that, with anything else --overwrite has
+    /// to be given.
+    ///
+    /// The exit code is 0 only if every line was measured and every byte was right. Ctrl-C ends it with what was
+    /// measured so far and the exit code 130; the document of --json then says "interrupted": true.
+    Initiator(BenchInitiatorArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchTargetArgs {
+    /// The address or name of this machine that the initiator reaches it by; the default is for this machine only
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+    /// How much memory is lent; a batch of each of the initiator's threads has to fit
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", allow_negative_numbers = true)]
+    pub(crate) size: Size,
+    /// Where the memory is: cpu, cuda:N, musa:N or hip:N
+    #[arg(long, value_name = "PLACE", default_value = "cpu")]
+    pub(crate) memory: Place,
+    /// End when the first initiator has gone
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print one line of JSON when it is ready, instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchInitiatorArgs {
+    /// The target's segment name, HOST:PORT
+    pub(crate) target: String,
+    /// What is measured
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "write,read")]
+    pub(crate) op: Vec<Operation>,
+    /// Block sizes, such as 4KiB,1MiB; each is combined with each of --batches
+    ///
+    /// A batch is at most 4 GiB. Without --batches, each size is moved in batches of 1 and, where they fit, of 16.
+    /// Without --sizes and --batches: 4KiB x 1, 4KiB x 128, 64KiB x 64, 1MiB x 16, 64MiB x 1.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) sizes: Vec<Size>,
+    /// Batch sizes in requests, such as 1,128; each is combined with each of --sizes
+    ///
+    /// At most 1048576. Without --sizes, the blocks are 4KiB, 64KiB and 1MiB, as far as such batches fit 4 GiB.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) batches: Vec<Count>,
+    /// How many threads move batches at the same time, each in a part of the memory of its own; figures are of all
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) threads: u16,
+    /// Seconds of measured time for each line; filling, comparing and plain sockets take about as long again or more
+    #[arg(long, value_name = "N", default_value = "2", allow_negative_numbers = true)]
+    pub(crate) seconds: Seconds,
+    /// Where the memory of this end is: cpu, cuda:N, musa:N or hip:N
+    #[arg(long, value_name = "PLACE", default_value = "cpu")]
+    pub(crate) memory: Place,
+    /// The address or name of this machine for its own engine [default: the address that leads to the target]
+    #[arg(long)]
+    pub(crate) host: Option<String>,
+    /// Neither fill the memory before a round nor compare it afterwards
+    #[arg(long)]
+    pub(crate) no_verify: bool,
+    /// Fail if plain sockets cannot be measured beside; without this they are where they can be
+    ///
+    /// That is between host memory of both ends, and with `bench target` at the other one.
+    #[arg(long, conflicts_with = "no_sockets")]
+    pub(crate) sockets: bool,
+    /// Do not measure plain sockets beside
+    #[arg(long)]
+    pub(crate) no_sockets: bool,
+    /// Allow the memory of a target that is no `bench target` to be OVERWRITTEN
+    ///
+    /// Its largest buffer is used from its first byte on. Do not point this at a server whose cache somebody needs.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Print one JSON document instead of the table; docs/bench.md describes it
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Draw throughput and latency by block size into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// What the initiator does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Operation {
+    Write,
+    Read,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod cpu;
 mod demo;
 mod doctor;
@@ -22,7 +23,7 @@ use clap::Parser;
 use tensorferry::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::args::{Cli, Command};
+use crate::args::{BenchEnd, Cli, Command};
 use crate::interrupt::Interrupted;
 
 /// Everything that was asked for was done.
@@ -68,6 +69,16 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             }
         },
         Command::DemoTarget(args) => demo::serve(&args, config),
+        Command::Bench(args) => match args.end {
+            BenchEnd::Target(args) => bench::serve(&args, config),
+            BenchEnd::Initiator(args) => match args.resolve() {
+                Ok(plan) => bench::run(&plan, config),
+                Err(error) => {
+                    complain(&error);
+                    return USAGE;
+                }
+            },
+        },
         Command::Doctor(args) => doctor::run(&args, &config),
     };
     exit_code(outcome)

@@ -1,11 +1,11 @@
 //! How figures are shown, and where memory is.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::memory::Place;
 
 /// Where the memory of one end is.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Memory {
     /// `cpu`, or a device such as `cuda:0`.
     pub(crate) place: String,

@@ -23,6 +23,15 @@ impl Progress {
         Self { bar, began: Instant::now() }
     }
 
+    /// Something that is worth a line of its own, on a terminal, too.
+    pub(crate) fn say(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            // Without a stderr there is nobody to tell.
+            None => _ = writeln!(io::stderr(), "{text}"),
+        }
+    }
+
     /// `row` is being measured now.
     pub(crate) fn row(&self, row: &str) {
         if let Some(bar) = &self.bar {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use hdrhistogram::Histogram;
 use tensorferry::{Engine, Op, OwnedRequest, Segment, SubmitOptions};
 
-use super::row::Row;
+use super::row::{PART_ALIGNMENT, Row};
 use crate::cpu;
 use crate::interrupt::Interrupt;
 use crate::memory::Buffer;
@@ -64,6 +64,18 @@ pub(crate) struct Places {
     stride: usize,
 }
 
+impl Places {
+    /// Bytes of memory that `threads` threads with `batches` places each need.
+    pub(crate) fn memory_bytes(row: Row, threads: usize, batches: usize) -> usize {
+        let len = batches * row.batch_bytes() as usize;
+        (threads - 1) * Self::stride(len) + len
+    }
+
+    fn stride(len: usize) -> usize {
+        len.next_multiple_of(PART_ALIGNMENT as usize)
+    }
+}
+
 /// What became of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
@@ -96,6 +108,8 @@ pub(crate) struct Limits {
 #[derive(Clone, Copy)]
 pub(crate) enum Until {
     Time(Instant),
+    /// So long after its clock has started.
+    Passed(Duration),
 }
 
 /// What the threads of a round have in common.
@@ -126,8 +140,6 @@ struct Clock {
 const LONGEST_NS: u64 = 3600 * 1_000_000_000;
 /// How long an interrupt can go unnoticed.
 pub(crate) const GLANCE: Duration = Duration::from_millis(50);
-/// Threads do not share pages.
-const PAGE: usize = 4096;
 
 impl<'a, R: Remote> Rounds<'a, R> {
     pub(crate) fn new(
@@ -149,7 +161,7 @@ impl<'a, R: Remote> Rounds<'a, R> {
     pub(crate) fn places(&self, row: Row, threads: usize, batches: usize) -> Result<Places> {
         let block = row.block as usize;
         let len = batches * row.batch_bytes() as usize;
-        let stride = len.next_multiple_of(PAGE);
+        let stride = Places::stride(len);
         let of_thread = |thread: usize| -> Result<Vec<OwnedRequest>> {
             let first = thread * stride;
             (first..first + len)
@@ -366,9 +378,10 @@ impl Runner<'_> {
 }
 
 impl Until {
-    fn from(self, _began: Instant) -> Instant {
+    fn from(self, began: Instant) -> Instant {
         match self {
             Self::Time(instant) => instant,
+            Self::Passed(duration) => began + duration,
         }
     }
 }

@@ -31,6 +31,8 @@ pub(crate) const BATCHES: [u64; 2] = [1, 16];
 /// Both processes hold a batch in memory.
 const LONGEST_BATCH: u64 = 4 << 30;
 pub(crate) const MOST_REQUESTS: u64 = 1 << 20;
+/// Where the memory of each thread begins: they share no page.
+pub(crate) const PART_ALIGNMENT: u64 = 4096;
 
 impl Row {
     /// A round walks at most so many bytes, so that blocks come from memory and not only from a cache...
@@ -38,6 +40,8 @@ impl Row {
     /// ...and at most so many requests, which are made before the clock starts.
     const ROUND_REQUESTS: u64 = 1 << 17;
     const ROUND_BATCHES: u64 = 1 << 10;
+    /// Threads together walk at most so many, as longer pauses between rounds let connections grow cold.
+    const ROUND_BYTES_OF_ALL: u64 = 256 * MIB;
 
     pub(crate) fn batch_bytes(&self) -> u64 {
         self.block * self.batch
@@ -45,9 +49,26 @@ impl Row {
 
     /// Each batch of a round has its own place in memory, so that every one of them is checked.
     pub(crate) fn round_batches(&self) -> usize {
-        let batches = (Self::ROUND_BYTES / self.batch_bytes())
-            .min(Self::ROUND_REQUESTS / self.batch)
-            .clamp(1, Self::ROUND_BATCHES);
+        self.batches_within(Self::ROUND_BYTES, Self::ROUND_REQUESTS)
+    }
+
+    /// How many batches each of `threads` threads moves in a round, if there are `bytes` of memory for all of them;
+    /// `None` if they do not fit.
+    pub(crate) fn batches_of_thread(&self, threads: usize, bytes: u64) -> Option<usize> {
+        let threads = threads as u64;
+        let own = match threads {
+            1 => bytes,
+            _ => bytes / threads / PART_ALIGNMENT * PART_ALIGNMENT,
+        };
+        let fit = own / self.batch_bytes();
+        let share = own.min(Self::ROUND_BYTES).min(Self::ROUND_BYTES_OF_ALL / threads);
+        let batches = self.batches_within(share, Self::ROUND_REQUESTS / threads);
+        (fit > 0).then(|| batches.min(fit as usize))
+    }
+
+    fn batches_within(&self, bytes: u64, requests: u64) -> usize {
+        let batches =
+            (bytes / self.batch_bytes()).min(requests / self.batch).clamp(1, Self::ROUND_BATCHES);
         batches as usize
     }
 
@@ -109,6 +130,26 @@ mod tests {
             assert!((1..=1024).contains(&row.round_batches()));
             assert!(row.round_bytes() as u64 <= row.batch_bytes().max(64 << 20));
             assert!((1..=3).contains(&row.warm_up_batches()));
+        }
+    }
+
+    #[test]
+    fn threads_share_what_memory_there_is() {
+        let row = |block, batch| Row { op: Op::Write, block, batch };
+        let batches = |row: Row, threads, bytes| row.batches_of_thread(threads, bytes);
+        assert_eq!(batches(row(1 << 20, 1), 1, 256 << 20), Some(64));
+        assert_eq!(batches(row(1 << 20, 1), 4, 256 << 20), Some(64));
+        assert_eq!(batches(row(1 << 20, 1), 8, 256 << 20), Some(32));
+        assert_eq!(batches(row(64 << 20, 1), 4, 256 << 20), Some(1));
+        assert_eq!(batches(row(64 << 20, 1), 5, 256 << 20), None);
+        assert_eq!(batches(row(4096, 1), 1, 4096), Some(1));
+        assert_eq!(batches(row(4097, 1), 1, 4096), None);
+        assert_eq!(batches(row(100, 1), 2, 8191), None, "each has whole pages");
+        for (block, batch, threads) in [(1, 1, 64), (1, 1 << 20, 3), (4095, 7, 2), (8192, 2, 64)] {
+            let row = row(block, batch);
+            let batches = row.batches_of_thread(threads, 8 << 20).unwrap() as u64;
+            let part = (batches * row.batch_bytes()).next_multiple_of(PART_ALIGNMENT);
+            assert!((threads as u64) * part <= 8 << 20, "{row}");
         }
     }
 }
