@@ -262,12 +262,12 @@ impl Drop for Running {
 }
 
 /// Sends a signal to a process that this test has started.
-fn signal(name: &str, pid: u32) {
+pub(crate) fn signal(name: &str, pid: u32) {
     let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
     assert!(status.success());
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let give_up = Instant::now() + SOON;
     while !is_so() {
         assert!(Instant::now() < give_up, "{SOON:?} have passed, and still not: {what}");
