@@ -41,7 +41,7 @@ impl Card {
     pub(crate) fn publish(&self, engine: &Engine) -> Result<()> {
         let buffer = HostBuffer::zeroed(CARD_BYTES)?;
         buffer.write(0, &self.to_bytes()?);
-        let options = RegisterOptions { access: Access::ReadOnly, ..RegisterOptions::default() };
+        let options = RegisterOptions::default().with_access(Access::ReadOnly);
         Ok(engine.register_buffer(&buffer, &options)?)
     }
 
@@ -54,7 +54,7 @@ impl Card {
         for buffer in alike.take(LOOKS) {
             let copy = HostBuffer::zeroed(CARD_BYTES)?;
             let request = copy.request(Op::Read, 0, buffer.addr, CARD_BYTES)?;
-            let options = SubmitOptions { timeout: Some(PATIENCE), ..SubmitOptions::default() };
+            let options = SubmitOptions::default().with_timeout(PATIENCE);
             segment.submit_owned(&[request], options)?.wait()?;
             if let Some(card) = Self::from_bytes(&copy.read(0, CARD_BYTES))? {
                 let inside =

@@ -60,7 +60,7 @@ impl Foreign {
     pub(crate) fn prepare(&mut self, engine: &Engine, bytes: usize) -> Result<()> {
         let copy = HostBuffer::zeroed(bytes)
             .context("not enough memory here to verify; use smaller --sizes or --batches")?;
-        let local = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
+        let local = RegisterOptions::default().with_access(Access::Local);
         engine.register_buffer(&copy, &local)?;
         self.copy = Some(Buffer::Host(copy));
         Ok(())

@@ -118,7 +118,7 @@ impl<'a> Initiator<'a> {
             |(row, batches): &(Row, usize)| Places::memory_bytes(*row, plan.threads, *batches);
         let bytes = rows.iter().map(needed).max().unwrap_or(1);
         let memory = Buffer::for_demo(&engine, plan.memory, bytes)?;
-        let local = RegisterOptions { access: Access::Local, ..RegisterOptions::default() };
+        let local = RegisterOptions::default().with_access(Access::Local);
         memory.register(&engine, &local)?;
         if let Peer::Foreign(target) = &mut peer
             && plan.verify
