@@ -54,6 +54,9 @@ pub(crate) enum Command {
     /// The second process of `demo`; it obeys orders on stdin and ends when stdin does
     #[command(name = "__target", hide = true)]
     DemoTarget(DemoTargetArgs),
+    /// One of two processes that show what sockets alone move, for scripts/compare; it obeys orders on stdin
+    #[command(name = "__plain", hide = true)]
+    Plain,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ mod machine;
 mod measure;
 mod memory;
 mod pattern;
+mod plain;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -80,6 +81,7 @@ pub fn main(args: Vec<OsString>, rerun: Vec<OsString>) -> i32 {
             },
         },
         Command::Doctor(args) => doctor::run(&args, &config),
+        Command::Plain => plain::serve(),
     };
     exit_code(outcome)
 }

@@ -104,7 +104,7 @@ impl Pattern {
     }
 
     /// The bytes from `at`, a multiple of eight, on.
-    fn make(self, at: usize, bytes: &mut [u8]) {
+    pub(crate) fn make(self, at: usize, bytes: &mut [u8]) {
         let flip = if self.complement { u64::MAX } else { 0 };
         let mut index = self.seed.wrapping_add(at as u64 / 8);
         let (words, rest) = bytes.as_chunks_mut::<8>();
