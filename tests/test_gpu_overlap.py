@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 
+import network_kit
 import pytest
 from peers import OURS, ROOT, STAND_IN, need
 
@@ -25,25 +26,8 @@ MOST = 1.25
 
 @pytest.fixture(scope="module")
 def slow_loopback():
-    """How to run a program where the loopback device moves `RATE` bytes per second."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("skipped: a network namespace needs root, ip and tc (iproute2)")
-    name = f"ferry-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=30)
-    if made.returncode != 0:
-        pytest.skip(f"skipped: this system makes no network namespaces ({made.stderr.strip()})")
-    inside = ["ip", "netns", "exec", name]
-    try:
-        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True, timeout=30)
-        bucket = ["rate", f"{RATE * 8}bit", "burst", "256kb", "latency", "20ms"]
-        limited = subprocess.run(
-            [*inside, "tc", "qdisc", "add", "dev", "lo", "root", "tbf", *bucket], capture_output=True, text=True, timeout=30
-        )
-        if limited.returncode != 0:
-            pytest.skip(f"skipped: the kernel has no token bucket ({limited.stderr.strip()})")
+    with network_kit.slow_loopback(RATE) as inside:
         yield inside
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True, timeout=30)
 
 
 @pytest.fixture(scope="module")
