@@ -127,7 +127,14 @@ class Call:
 class EngineProcess:
     """A worker process. Every command has a deadline; the process is killed by its id at the end."""
 
-    def __init__(self, kind: str, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = (), options: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        kind: str,
+        env: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
+        options: tuple[str, ...] = (),
+        inside: list[str] | None = None,
+    ):
         need(kind)
         self.kind = kind
         self.ours = kind == OURS
@@ -135,7 +142,7 @@ class EngineProcess:
         self.env = env or {}
         self.stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "worker.py"), module_of(kind)[0], *options],
+            [*(inside or []), sys.executable, str(TESTS / "worker.py"), module_of(kind)[0], *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,
