@@ -1,0 +1,1 @@
+"""What scripts/compare is made of: transfer engines side by side on one machine."""
