@@ -23,7 +23,9 @@ NAMES = ["raw", "ours", "ours-to-peer", "peer", "peer-best", "nixl", "gloo", "ra
 # What is made of figures
 
 
-def turn(who: str, work: str, op: str = "write", number: int = 0, gb_per_s: float = 1.0, cpu: float = 1.0, us: float = 100.0, **more) -> dict:
+def turn(
+    who: str, work: str, op: str = "write", number: int = 0, gb_per_s: float = 1.0, cpu: float = 1.0, us: float = 100.0, **more
+) -> dict:
     """A made-up turn of one second."""
     moved = int(gb_per_s * 1e9)
     seen = {
@@ -65,7 +67,8 @@ def document(turns: list[dict], why_not: dict[str, str] | None = None) -> dict:
         },
         "network": None,
         "contenders": [
-            {"name": name, "title": f"<{name}>", "version": "1", "note": "", "env": {}, "why_not": (why_not or {}).get(name)} for name in NAMES
+            {"name": name, "title": f"<{name}>", "version": "1", "note": "", "env": {}, "why_not": (why_not or {}).get(name)}
+            for name in NAMES
         ],
         "idle": {},
         "trials": [],
@@ -116,7 +119,8 @@ def test_the_goal_beside_the_peer(rate, met):
 
 
 @pytest.mark.parametrize(
-    "work, least, chunks", [("16 KiB × 8,192", 0.8, "64 KiB"), ("64 KiB × 64", 0.8, "64 KiB"), ("1 MiB × 16", 0.9, "1 MiB"), ("64 MiB × 1", 0.9, "1 MiB")]
+    "work, least, chunks",
+    [("16 KiB × 8,192", 0.8, "64 KiB"), ("64 KiB × 64", 0.8, "64 KiB"), ("1 MiB × 16", 0.9, "1 MiB"), ("64 MiB × 1", 0.9, "1 MiB")],
 )
 def test_the_goals_beside_plain_sockets(work, least, chunks):
     text = f"at least {least} × plain sockets with {chunks} chunks"
@@ -215,10 +219,12 @@ def test_the_order_rotates():
 
 def test_a_chart_is_well_formed_and_says_what_it_shows():
     spread = figures.Spread(0.5, 0.25, 2.0, 3)
-    drawn = chart.bars("a < b", "GB/s", "x & y", ["one", "two"], [chart.Series("it & I", [spread, None]), chart.Series("they", [spread, spread])])
+    drawn = chart.bars(
+        "a < b", "GB/s", "x & y", ["one", "two\nhalves"], [chart.Series("it & I", [spread, None]), chart.Series("they", [spread, spread])]
+    )
     svg = tree.fromstring(drawn)
     said = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
-    for wanted in ("a < b", "x & y", "GB/s, logarithmic", "one", "two", "it & I", "they", "0.5", "none"):
+    for wanted in ("a < b", "x & y", "GB/s, logarithmic", "one", "two", "halves", "it & I", "they", "0.5", "none"):
         assert wanted in said, said
     assert said.count("0.5") >= 3
 
@@ -232,7 +238,9 @@ def test_bars_end_where_the_axis_says():
     assert axis.ticks() == pytest.approx([0.2, 0.5, 1, 2, 5])
 
 
-@pytest.mark.parametrize("value, said", [(0.0123, "0.0123"), (0.5, "0.5"), (3.456, "3.46"), (12.3, "12.3"), (99.96, "100"), (1234.5, "1,234")])
+@pytest.mark.parametrize(
+    "value, said", [(0.0123, "0.0123"), (0.5, "0.5"), (3.456, "3.46"), (12.3, "12.3"), (99.96, "100"), (1234.5, "1,234")]
+)
 def test_numbers_on_charts(value, said):
     assert chart.number(value) == said
 
@@ -271,7 +279,9 @@ def test_every_contender_has_moved_and_every_byte_was_compared(small):
             assert why_not[name] and not turns, name
             continue
         assert why_not[name] is None
-        assert [(turn["work"], turn["op"]) for turn in turns] == [(work, op) for work in ("4 KiB × 128", "1 MiB × 16") for op in ("write", "read")]
+        assert [(turn["work"], turn["op"]) for turn in turns] == [
+            (work, op) for work in ("4 KiB × 128", "1 MiB × 16") for op in ("write", "read")
+        ]
         for turn in turns:
             assert turn["failed"] is None and turn["wrong"] is None, turn
             assert turn["verified_bytes"] == next(work.payload for work in works.WORKS if work.name == turn["work"])
@@ -303,7 +313,10 @@ def test_page_and_charts_can_be_made_again_from_the_document(small, tmp_path):
             assert f"({name})" in made["compare.md"]
 
 
-@pytest.mark.parametrize("args, says", [(["--works", "5KiB"], "no work is called"), (["--only", "me"], "no contender is called"), (["--rounds", "0"], "--rounds")])
+@pytest.mark.parametrize(
+    "args, says",
+    [(["--works", "5KiB"], "no work is called"), (["--only", "me"], "no contender is called"), (["--rounds", "0"], "--rounds")],
+)
 def test_what_makes_no_sense_is_refused(args, says):
     ran = subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2 and says in ran.stderr, ran.stderr

@@ -46,7 +46,11 @@ def rest(process: EngineProcess, peers: list[EngineProcess], seconds: float) -> 
 def slow(request):
     """Initiator and target that a network of so many bytes per second lies between, and what memory they have."""
     rate, size = request.param
-    with network_kit.slow_loopback(rate) as inside, EngineProcess(OURS, inside=inside) as target, EngineProcess(OURS, inside=inside) as process:
+    with (
+        network_kit.slow_loopback(rate) as inside,
+        EngineProcess(OURS, inside=inside) as target,
+        EngineProcess(OURS, inside=inside) as process,
+    ):
         process.open()
         name, far, near = target.open(), target.alloc("mem", size, register=True), process.alloc("mem", size, register=True)
         yield process, name, far, near, size
@@ -67,10 +71,10 @@ def test_waiting_for_a_slow_transfer_costs_little(slow, op):
 
 @pytest.mark.parametrize("slow", [(200_000_000, 1 << 30)], indirect=True, ids=["1-GiB"])
 def test_a_python_thread_keeps_its_pace_during_a_read(slow):
-    """A READ of 1 GiB at 200 MB/s. The best of three: others on the machine take the processor from the thread, too."""
+    """A READ of 1 GiB at 200 MB/s. The best of up to five: others on the machine take the processor from the thread, too."""
     process, name, far, near, size = slow
     paces = []
-    while len(paces) < 3 and max(paces, default=0) < 0.85:
+    while len(paces) < 5 and max(paces, default=0) < 0.85:
         counted = process.do("count_during", 120, thread_seconds=1.0, method="transfer_sync_read", args=[name, near, far, size])
         assert counted["value"] == 0, counted
         assert counted["seconds"] >= 4, counted

@@ -60,7 +60,7 @@ def text(x: float, y: float, said: str, size: int = 12, anchor: str = "start", m
 
 
 def bars(title: str, unit: str, note: str, groups: list[str], series: list[Series]) -> str:
-    """The whole file."""
+    """The whole file. A line break in the name of a group is one in the chart."""
     keys, rows = legend(series)
     top = 74 + 18 * rows
     seen = [value for one in series for value in one.values if value]
@@ -77,7 +77,8 @@ def bars(title: str, unit: str, note: str, groups: list[str], series: list[Serie
     wide = (WIDTH - LEFT - RIGHT) / max(1, len(groups))
     for n, group in enumerate(groups):
         left = LEFT + n * wide
-        parts.append(text(left + wide / 2, HEIGHT - BOTTOM + 20, group, 13, "middle"))
+        for row, said in enumerate(group.split("\n")):
+            parts.append(text(left + wide / 2, HEIGHT - BOTTOM + 20 + 16 * row, said, 13, "middle"))
         parts += group_bars(axis, left + wide * GAP / 2, wide * (1 - GAP), [one.values[n] for one in series])
     parts.append(f"<line x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{axis.bottom}' y2='{axis.bottom}' stroke='{INK}'/>")
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -87,7 +88,7 @@ def legend(series: list[Series]) -> tuple[list[str], int]:
     """The names beside their colours, and how many rows they take."""
     parts, x, row = [], LEFT, 0
     for n, one in enumerate(series):
-        wide = 28 + 7 * len(one.name)
+        wide = 36 + 7 * len(one.name)
         if x + wide > WIDTH - RIGHT:
             x, row = LEFT, row + 1
         y = 60 + 18 * row

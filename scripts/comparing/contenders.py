@@ -115,7 +115,9 @@ def contenders() -> list[Contender]:
         Contender("ours", "tensorferry", OURS, OURS, "default settings"),
         Contender("ours-to-peer", "tensorferry → Mooncake", OURS, MOONCAKE, "default settings"),
         Contender("peer", "Mooncake", MOONCAKE, MOONCAKE, "default settings"),
-        Contender("peer-best", "Mooncake, best settings", MOONCAKE, MOONCAKE, "what was fastest for each work before the rounds", PEER_QUEUE),
+        Contender(
+            "peer-best", "Mooncake, best settings", MOONCAKE, MOONCAKE, "what was fastest for each work before the rounds", PEER_QUEUE
+        ),
         Contender("nixl", "NIXL (UCX, tcp)", NIXL, NIXL, "UCX_TLS=tcp, prepared descriptors"),
         Contender("gloo", "Gloo", GLOO, GLOO, "one message per batch, with the blocks gathered; a word to say that all is in place"),
         Contender("raw again", "plain sockets, again", PLAIN, PLAIN, "the same two processes, for the noise"),

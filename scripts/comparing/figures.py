@@ -190,9 +190,7 @@ def ahead(run: Run, works: dict, name: str, op: str) -> list[Goal]:
     """Ahead of every peer, in throughput."""
     if name not in works:
         return []
-    return [
-        at_least(run, f"{op} {name}", f"ahead of {title(run, who)}", run.ratio(OURS, who, name, op, gb_per_s), 1, who) for who in PEERS
-    ]
+    return [at_least(run, f"{op} {name}", f"ahead of {title(run, who)}", run.ratio(OURS, who, name, op, gb_per_s), 1, who) for who in PEERS]
 
 
 def small_goals(run: Run, works: dict, op: str) -> list[Goal]:

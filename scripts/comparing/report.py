@@ -53,10 +53,8 @@ def bars(run: Run, title: str, unit: str, works: list[Work], ops: list[str], wha
     if not works:
         return None
     groups = [(work, op) for op in ops for work in works]
-    names = [f"{op.upper()} {work.name}" if len(ops) > 1 else work.name for work, op in groups]
-    series = [
-        chart.Series(figures.title(run, who), [run.spread(who, work.name, op, what) for work, op in groups]) for who in shown(run)
-    ]
+    names = [f"{work.name}\n{op.upper()}" if len(ops) > 1 else work.name for work, op in groups]
+    series = [chart.Series(figures.title(run, who), [run.spread(who, work.name, op, what) for work, op in groups]) for who in shown(run)]
     return chart.bars(title, unit, note(run), names, series)
 
 
@@ -101,7 +99,10 @@ def facts(run: Run) -> str:
     machine, options = run.document["machine"], run.document["options"]
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
     rows = [
-        ("machine", f"{machine['cpu']}, {machine['cores']} cores, largest cache {mib(machine['cache_bytes'])}, {mib(machine['memory_bytes'])} of memory"),
+        (
+            "machine",
+            f"{machine['cpu']}, {machine['cores']} cores, largest cache {mib(machine['cache_bytes'])}, {mib(machine['memory_bytes'])} of memory",
+        ),
         ("system", f"Linux {machine['kernel']}, Python {machine['python']}, huge pages: {machine['huge_pages']}"),
         ("date", f"{machine['date']}; load average before: {load}"),
         ("tensorferry", f"commit {machine['commit']}"),
@@ -145,7 +146,12 @@ def trials(run: Run) -> str:
     rows = []
     for n, trial in enumerate(tried):
         settings = " ".join(f"{name}={value}" for name, value in trial["settings"].items()) or "defaults"
-        rows.append((f"`{settings}`", *(f"{'**' if best[cell] == n else ''}{trial['gb_per_s'][cell]:.2f}{'**' if best[cell] == n else ''}" for cell in cells)))
+        rows.append(
+            (
+                f"`{settings}`",
+                *(f"{'**' if best[cell] == n else ''}{trial['gb_per_s'][cell]:.2f}{'**' if best[cell] == n else ''}" for cell in cells),
+            )
+        )
     text = "Settings of Mooncake that were tried before the rounds, GB/s; `peer-best` has the best one of each column."
     return f"{text}\n\n{table(['settings', *cells], rows)}"
 
@@ -162,10 +168,11 @@ def method(run: Run) -> str:
     lines = [
         "- All pairs are started before the first round. In a round, each contender has a turn for each work and operation, one contender after "
         "the other; the order rotates from round to round.",
-        "- Before a turn the source is filled with a pattern of its own and the sink with the complement; up to three calls warm up; the sink is "
+        "- Before a turn the source is filled with a pattern of its own and the sink with the complement; up to three calls warm up, which may fail twice; the sink is "
         "filled again; then the clock runs. After it every byte of every block is compared.",
         "- Every call of a turn moves the same blocks, so memory of that size is walked at each end, again and again, by engines and by "
         "plain sockets alike. The table says whether that is more than the largest cache of the processor.",
+        "- A pair whose turn has failed is started anew, so that it has its other turns all the same.",
         "- A GB is 10^9 bytes of payload. p50 and p99 are of calls. Processor time is that of both processes, from the kernel's clock of each, "
         "and includes Python. Peak memory is VmHWM of both during the turn, less the buffers.",
         "- Plain sockets are blocking `std::net` calls of `tensorferry __plain`, one connection per turn, made before the clock. A WRITE "
@@ -263,6 +270,8 @@ def checks(run: Run) -> str:
     problems = {}
     for turn in turns:
         said = turn["failed"] or (turn["wrong"] and f"wrong bytes: {turn['wrong']}") or figures.violation(turn)
+        if not said and turn.get("failed_warming"):
+            said = f"failed before the clock ran, and then worked: {turn['failed_warming'][0]}"
         if said:
             problems.setdefault((turn["contender"], turn["op"], turn["work"]), []).append(said)
     text = (

@@ -18,6 +18,8 @@ from comparing.works import OPS, PACED_CALLS, WORKS, Work
 #: A pair that uses more of a processor than this while it has nothing to do is stopped between its turns.
 IDLE = 0.005
 IDLE_SECONDS = 1.0
+#: How often a pair may fail before the clock runs.
+WARM_RETRIES = 2
 #: How long a setting is tried per work before the rounds, how often, and what share of the best comes near enough for that.
 TRIAL_SECONDS, TRIALS, NEAR = 0.2, 2, 0.75
 
@@ -57,7 +59,7 @@ class Stage:
     def start_one(self, contender: Contender, variant: int, more: dict[str, str]) -> str | None:
         """Returns why it does not work."""
         try:
-            pair = contender.start(self.size, str(self.folder / f"{contender.name}-{variant}"), more)
+            pair = contender.start(self.size, str(self.folder / f"{contender.name}-{variant}-{self.seed}"), more)
         except Failed as failure:
             return f"it does not start: {failure}"
         self.pairs[contender.name, variant] = pair
@@ -69,6 +71,13 @@ class Stage:
         else:
             self.hold_if_busy(contender, variant, pair)
         return pair.broken
+
+    def renew(self, pair: Pair) -> None:
+        """Starts a pair anew whose turn has failed: what it has left behind would spoil the turns after it."""
+        name, variant = next(key for key, value in self.pairs.items() if value is pair)
+        contender = next(c for c in self.contenders if c.name == name)
+        pair.close()
+        pair.broken = self.start_one(contender, variant, SETTINGS[variant] if name == "peer-best" else {})
 
     def hold_if_busy(self, contender: Contender, variant: int, pair: Pair) -> None:
         """Looks at what it costs while it has nothing to do."""
@@ -119,7 +128,9 @@ class Stage:
             near = [n for _, n in self.alive("peer-best") if rates[n] >= max(rates) * NEAR]
             for n in near[::-1] if trial else near:
                 seen = self.turn(contender, self.pairs["peer-best", n], work, op, TRIAL_SECONDS)
-                if usable(seen):
+                if seen["failed"]:
+                    self.renew(self.pairs["peer-best", n])
+                elif usable(seen):
                     moved[n][0] += seen["bytes"]
                     moved[n][1] += seen["seconds"]
                     rates[n] = moved[n][0] / moved[n][1] / 1e9
@@ -133,8 +144,8 @@ class Stage:
             for op in OPS if not work.pace_us else ("read",):
                 for contender in order:
                     pair = self.pair(contender, work, op)
-                    contender.why_not = contender.why_not or pair.broken
-                    if contender.why_not:
+                    if pair.broken:
+                        contender.why_not = contender.why_not or pair.broken
                         continue
                     # Paced calls are counted; the time only ends what does not get on.
                     most = math.ceil(PACED_CALLS / rounds) if work.pace_us else MANY
@@ -142,6 +153,8 @@ class Stage:
                     seen = self.turn(contender, pair, work, op, limit, most)
                     self.turns.append({"round": number, **seen})
                     self.say(line(seen))
+                    if seen["failed"]:
+                        self.renew(pair)
 
     def turn(self, contender: Contender, pair: Pair, work: Work, op: str, seconds: float, most: int = MANY) -> dict:
         """A fresh pattern, a few calls to warm up, the measured calls, and the comparison of every byte."""
@@ -150,19 +163,28 @@ class Stage:
         pair.resume()
         try:
             pair.ready(work, op, self.seed)
-            pair.warm()
+            seen["failed_warming"] = warmed(pair)
             pair.arm()
             seen |= measured(pair, work, seconds, most)
             checked = pair.check()
             seen |= {"verified_bytes": checked["bytes"], "wrong": checked["wrong"]}
         except Failed as failure:
             seen["failed"] = str(failure)
-            if pair.two_sided or any(end.process.poll() is not None for end in pair.ends):
-                pair.broken = f"it broke in {op} {work.name}: {failure}"
-                pair.close()
-                return seen
         pair.hold()
         return seen
+
+
+def warmed(pair: Pair) -> list[str]:
+    """What failed before it worked: an engine may find out only now that a connection is gone, which its users would try again."""
+    failures = []
+    while True:
+        try:
+            pair.warm()
+            return failures
+        except Failed as failure:
+            failures.append(str(failure))
+            if pair.two_sided or len(failures) > WARM_RETRIES:
+                raise
 
 
 def measured(pair: Pair, work: Work, seconds: float, most: int) -> dict:
@@ -190,7 +212,7 @@ def latencies(taken_ns: list[int], keep: bool) -> dict:
         return {"latency_us": None}
     ordered = sorted(taken_ns)
     seen = {f"p{part}": quantile(ordered, part / 100) / 1e3 for part in (50, 90, 99)} | {"max": ordered[-1] / 1e3}
-    return {"latency_us": seen, **({"each_us": [round(value / 1e3, 1) for value in taken_ns]} if keep else {})}
+    return {"latency_us": seen, **({"each_us": [round(value / 1e3) for value in taken_ns]} if keep else {})}
 
 
 def line(seen: dict) -> str:
