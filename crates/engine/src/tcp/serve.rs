@@ -12,8 +12,9 @@ use crate::registry::{Pin, Registry, Seen};
 use crate::staging::{Ahead, Bell, Fault, Inlet, Keep, Outlet, Payload, Room};
 use crate::tcp::{MAX_CALL_BYTES, MAX_CALL_SPANS};
 
-/// Payloads from this length on are received in place instead of by way of the receive buffer.
-pub(crate) const DIRECT_FROM: u64 = 16 << 10;
+/// Payloads from this length on are received in place instead of by way of the receive buffer, of which one call brings
+/// many shorter ones.
+pub(crate) const DIRECT_FROM: u64 = 32 << 10;
 /// How many answers may wait to be sent before no more requests are read.
 const MAX_ANSWERS: usize = 1024;
 /// Room for so many is kept when they have left.
@@ -232,8 +233,10 @@ impl Serve {
     /// Where the rest of the payload goes if it is long enough to be received in place.
     pub(crate) fn direct(&mut self, bell: &Arc<dyn Bell>) -> Result<Direct, ServeFault> {
         let Some(incoming) = &self.incoming else { return Ok(Direct::Not) };
+        // By its length, not by what is left of it: who reads little ahead because long ones are expected must not read the
+        // rest of one bit by bit.
         let left = self.reader.payload_left();
-        if left < DIRECT_FROM {
+        if incoming.header.len < DIRECT_FROM {
             return Ok(Direct::Not);
         }
         let (addr, room) = match incoming.pin.device() {

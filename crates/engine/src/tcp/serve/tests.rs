@@ -181,3 +181,29 @@ fn a_refused_sender_is_swallowed_up_to_a_bound() {
     target.arrive(&[0], false);
     assert!(target.fault.is_some());
 }
+
+/// Little is read ahead where long payloads are expected, so the rest of every one of them has to be received at once: one
+/// that is just long enough was once read bit by bit, at a third of the speed.
+#[test]
+fn whoever_is_read_little_of_is_received_in_place_to_the_end() {
+    for len in [DIRECT_FROM - 1, DIRECT_FROM, DIRECT_FROM + 1, 2 * DIRECT_FROM] {
+        for ahead in [0, 1, 4 << 10, len - 1] {
+            let mut target = Target::new();
+            let addr = target.memory.addr() + HALF as u64;
+            let header = Header { op: Op::Write, version: Version::V2, addr, len };
+            target.arrive(&[&header.encode()[..], &vec![7; ahead as usize]].concat(), false);
+            let place = target.serve.direct(&Alarm::here()).unwrap();
+            match place {
+                Direct::At(span) => {
+                    let rest = (span.addr, span.len as u64);
+                    assert_eq!(
+                        rest,
+                        (addr + ahead, len - ahead),
+                        "{len} bytes, {ahead} of them ahead"
+                    );
+                }
+                _ => assert!(!target.serve.expects_direct(), "{len} bytes, {ahead} of them ahead"),
+            }
+        }
+    }
+}
