@@ -14,7 +14,7 @@ use crate::tcp::Lane;
 use crate::transfer::FOREVER;
 
 /// How often lanes are looked at while one of them is owed something.
-const LOOK: Duration = Duration::from_millis(250);
+pub(super) const LOOK: Duration = Duration::from_millis(250);
 /// A lane that is owed something and has not moved for so long takes nothing on until it does.
 const STALLED: Duration = Duration::from_secs(1);
 /// A sign of life is recent if it came since the last look, or a little earlier.

@@ -13,6 +13,7 @@ use mio::Token;
 
 use crate::io::Socket;
 use crate::io::conns::{Conn, Kind};
+use crate::io::look::LOOK;
 use crate::io::mailbox::{Command, Mailbox};
 use crate::io::thread::Reactor;
 use crate::sync::locked;
@@ -39,8 +40,10 @@ impl Offer {
         now < self.until && self.until <= deadline
     }
 
-    /// Sends what the lane's send half has, until the socket is full. The IO thread does the rest.
-    pub(crate) fn send(&self, half: &mut SendHalf) {
+    /// Sends what the lane's send half has, until the socket is full. The IO thread does the rest, and keeps the deadlines:
+    /// it is woken for those that are due before it looks at the lane, of which `next` is the first. (Batches of others
+    /// were in the queue.)
+    pub(crate) fn send(&self, half: &mut SendHalf, next: Option<Instant>) {
         let mut spans = std::mem::take(&mut half.spans);
         let mut end = None;
         while half.wants() && !half.has_staged() && end.is_none() {
@@ -54,7 +57,8 @@ impl Offer {
         }
         half.spans = spans;
         // When there is room in the socket again, its IO thread hears of it from the kernel; of all else from here.
-        if half.wants() && end != Some(io::ErrorKind::WouldBlock) {
+        let stuck = half.wants() && end != Some(io::ErrorKind::WouldBlock);
+        if stuck || next.is_some_and(|at| at < self.until) {
             self.mailbox.post(Command::Ring(self.token));
         }
     }
@@ -71,10 +75,12 @@ impl Reactor {
         let socket = conn.socket.clone();
         let sound = !conn.read_closed && !conn.gone;
         let Kind::Lane(lane) = &mut conn.kind else { return };
-        let until = lane.active + self.core.config.lane_idle_probe.min(FOREVER);
-        if !sound || now >= until || !lane.is_offerable() {
+        let trusted = lane.active + self.core.config.lane_idle_probe.min(FOREVER);
+        if !sound || now >= trusted || !lane.is_offerable() {
             return;
         }
+        // What is sent on it is looked after from the next look on, as if the IO thread had sent it.
+        let until = trusted.min(now + LOOK);
         let half = Arc::clone(&lane.half);
         lane.offered = lane.peer.offer(Offer { half, socket, mailbox, token, until });
         if lane.offered {

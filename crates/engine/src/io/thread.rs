@@ -451,6 +451,7 @@ impl Reactor {
         }
         for token in self.lane_tokens() {
             let Some(mut conn) = self.take(token) else { continue };
+            self.claim(&mut conn);
             let Kind::Lane(lane) = &mut conn.kind else { unreachable!("listed as a lane") };
             let next = lane.sweep(self.now, &mut self.scratch.requeue);
             let peer = Arc::clone(lane.peer());

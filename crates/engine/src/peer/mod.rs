@@ -103,7 +103,7 @@ pub(crate) struct Pulled {
     pub(crate) alone: bool,
     /// Enough was looked at for one time, but not all.
     pub(crate) more: bool,
-    /// Something waits that this lane did not take.
+    /// Something waits that was not taken: for a lane, or for a newer descriptor.
     pub(crate) left: bool,
 }
 
@@ -196,13 +196,16 @@ impl Peer {
         }
         let mut slices = std::mem::take(&mut half.slices);
         let (pulled, failed) = self.sort_out(Offer::ROOM, now, &mut slices);
+        let next = slices.iter().map(|slice| slice.batch.deadline).min();
         slices.drain(..).for_each(|slice| half.launch(slice));
         half.slices = slices;
         if pulled.left || pulled.more {
             self.kick();
         }
-        offer.send(&mut half);
+        offer.send(&mut half, next);
         drop(half);
+        // What is told of failures may do anything, and the lane may be closed meanwhile.
+        drop(offer);
         failed.settle();
         true
     }
@@ -424,7 +427,10 @@ impl Peer {
         out: &mut Vec<Slice>,
     ) -> (Pulled, Failed) {
         let mut state = self.lock();
-        let Some(route) = state.route.clone() else { return Default::default() };
+        let Some(route) = state.route.clone() else {
+            let left = !state.queue.is_empty();
+            return (Pulled { left, ..Pulled::default() }, Failed::default());
+        };
         let (mut bytes, mut hint, mut looks) = (0, 0, 0);
         let (mut alone, mut failed) = (false, Vec::new());
         while out.len() < room.requests && bytes < room.bytes && looks < MAX_LOOKS && !alone {
@@ -450,7 +456,7 @@ impl Peer {
             // The buffers may have been registered after the peer was asked: ask once more.
             self.ask_anew(&mut state);
         }
-        let left = !state.queue.is_empty();
+        let left = !state.queue.is_empty() || state.queue.has_parked();
         (Pulled { alone, more: looks == MAX_LOOKS, left }, Failed(failed))
     }
 

@@ -79,6 +79,7 @@ impl Process {
             newest_version: plan.version,
             queue_bytes: plan.queue_bytes,
             progress_timeout: plan.progress_timeout,
+            lane_idle_probe: plan.probe,
             gpu: gpu::Settings::default().with_choice(gpu::Choice::Off),
             ..Config::default()
         };

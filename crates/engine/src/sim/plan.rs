@@ -23,6 +23,8 @@ pub(super) struct Plan {
     pub(super) timeouts: (Duration, Duration),
     pub(super) queue_bytes: usize,
     pub(super) progress_timeout: Option<Duration>,
+    /// How long an idle lane is trusted, and offered to those who submit.
+    pub(super) probe: Duration,
     pub(super) faults: Faults,
     /// Nothing can go wrong, so that every good request must complete.
     pub(super) calm: bool,
@@ -92,6 +94,7 @@ impl Plan {
             timeouts: if faults.is_calm() { (LONG, LONG) } else { timeouts },
             queue_bytes: if r.permille(200) { 64 * r.between(1, 8) } else { 1 << 20 },
             progress_timeout: r.permille(100).then_some(Duration::from_secs(2)),
+            probe: Duration::from_millis(*r.pick(&[500, 500, 20, 10_000])),
             calm: faults.is_calm(),
             faults,
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tensorferry_wire::{Op, Version};
 
 use crate::sim::memory::Arena;
-use crate::sim::net::Net;
+use crate::sim::net::{self, Net};
 use crate::sim::plan::Plan;
 use crate::sim::world::{Kind, Outcome, World};
 
@@ -64,6 +64,28 @@ fn a_small_batch_leaves_without_the_io_thread_and_its_deadline_is_kept_all_the_s
             return Err("nobody looks after the deadline".to_owned());
         }
         world.drive(|world| !World::is_running(&world.sent[index])).map(drop)
+    });
+}
+
+/// What a submitting thread finds in the queue and cannot send waits there for a newer descriptor, which may never come.
+#[test]
+fn what_a_submitting_thread_sets_aside_has_its_deadline_kept() {
+    tell(|world| {
+        world.run_alone(0)?;
+        let stray = world.ask_for(0, 1, (Op::Write, 50, Kind::Stray)).expect("there is memory");
+        let second = Duration::from_secs(1);
+        let index = world.submit(0, 1, vec![stray], second, false)?.expect("there is room");
+        let begin = world.now();
+        // The peer is frozen: it is not asked to do anything.
+        while World::is_running(&world.sent[index]) {
+            world.run_alone(0)?;
+            let next = world.processes[0].wakes().min().ok_or("nobody keeps its deadline")?;
+            net::with(|net| net.now = net.now.max(next));
+            if world.now() > begin + 2 * second {
+                return Err("it is running, long after its deadline".to_owned());
+            }
+        }
+        Ok(())
     });
 }
 

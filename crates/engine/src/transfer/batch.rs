@@ -579,10 +579,11 @@ impl Batch {
             let begin = Instant::now();
             let spin = self.inner.owner.spin();
             spin.wait(begin, timeout, || self.inner.is_final());
-            if !self.inner.is_final() && !self.inner.sleep(begin + timeout.min(FOREVER)) {
+            let over = self.inner.is_final() || self.inner.sleep(begin + timeout.min(FOREVER));
+            spin.learn(begin.elapsed());
+            if !over {
                 return None;
             }
-            spin.learn(begin.elapsed());
         }
         self.result()
     }
