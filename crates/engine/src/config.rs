@@ -142,7 +142,7 @@ impl Default for Config {
             queue_bytes: 16 * MIB,
             lane_idle_probe: Duration::from_millis(500),
             lane_keep: Duration::from_secs(60),
-            spin: if cores > 1 { Duration::from_micros(50) } else { Duration::ZERO },
+            spin: if cores > 1 { Duration::from_micros(100) } else { Duration::ZERO },
             safe_copy: false,
             gpu: gpu::Settings::default(),
             staging_slots: 8,
