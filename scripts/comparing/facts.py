@@ -17,7 +17,7 @@ def machine() -> dict:
         "cores": len(os.sched_getaffinity(0)),
         "cache_bytes": largest_cache(),
         "memory_bytes": int((field("/proc/meminfo", "MemTotal") or "0").split()[0]) << 10,
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "huge_pages": read("/sys/kernel/mm/transparent_hugepage/enabled"),
         "load_average": os.getloadavg(),
