@@ -1,7 +1,6 @@
 //! What the benchmark tells: a table for people, a document for programs, a chart.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use super::peer::Peer;
 use super::plan::Plan;
 use crate::args::size_text;
 use crate::machine::Machine;
-use crate::measure::figures::{Memory, three_digits};
+use crate::measure::figures::{self, Memory, three_digits};
 use crate::measure::rounds::Measured;
 use crate::measure::row::Format;
 
@@ -186,13 +185,8 @@ impl Report {
     /// # Errors
     /// Stdout cannot be written.
     pub(crate) fn print(&self, format: Format) -> Result<()> {
-        let text = match format {
-            Format::Json => serde_json::to_string_pretty(self)?,
-            Format::Table if self.rows.is_empty() => return Ok(()),
-            Format::Table => self.text(),
-        };
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("stdout cannot be written")
+        let text = (!self.rows.is_empty()).then(|| self.text());
+        figures::print(self, text, format)
     }
 
     /// Draws the chart, if there is anything to be drawn.

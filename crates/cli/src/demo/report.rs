@@ -1,9 +1,8 @@
 //! What the demo tells: a table for people, a document for programs.
 
-use std::io::{self, Write};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tensorferry::{Config, Stats};
@@ -11,7 +10,7 @@ use tensorferry::{Config, Stats};
 use super::plan::Plan;
 use crate::args::size_text;
 use crate::machine::Machine;
-use crate::measure::figures::{Memory, three_digits};
+use crate::measure::figures::{self, Memory, three_digits};
 use crate::measure::rounds::Measured;
 use crate::measure::row::Format;
 use crate::pattern::Mismatch;
@@ -137,13 +136,8 @@ impl Report {
     /// # Errors
     /// Stdout cannot be written.
     pub(crate) fn print(&self, format: Format) -> Result<()> {
-        let text = match format {
-            Format::Json => serde_json::to_string_pretty(self)?,
-            Format::Table if self.rows.is_empty() => return Ok(()),
-            Format::Table => self.text(),
-        };
-        let mut stdout = io::stdout().lock();
-        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("stdout cannot be written")
+        let text = (!self.rows.is_empty()).then(|| self.text());
+        figures::print(self, text, format)
     }
 
     fn text(&self) -> String {

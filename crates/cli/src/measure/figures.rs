@@ -1,7 +1,11 @@
 //! How figures are shown, and where memory is.
 
+use std::io::{self, Write};
+
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::measure::row::Format;
 use crate::memory::Place;
 
 /// Where the memory of one end is.
@@ -25,6 +29,20 @@ impl Memory {
             Some(name) => format!("memory of {} ({name})", self.place),
         }
     }
+}
+
+/// Prints the document, or the text for people if there is one.
+///
+/// # Errors
+/// Stdout cannot be written.
+pub(crate) fn print(document: &impl Serialize, text: Option<String>, format: Format) -> Result<()> {
+    let text = match (format, text) {
+        (Format::Json, _) => serde_json::to_string_pretty(document)?,
+        (Format::Table, Some(text)) => text,
+        (Format::Table, None) => return Ok(()),
+    };
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("stdout cannot be written")
 }
 
 /// Three digits that mean something, and no exponent.
