@@ -164,9 +164,11 @@ impl Reactor {
         }
         for _ in 0..ROUNDS {
             // What has come before anything was asked answers nothing that is asked now.
-            let unasked = conn.readable && conn.lane().lane.is_idle();
-            if unasked && matches!(self.receive(conn), Step::Over) {
-                return Fate::Close;
+            if conn.lane().lane.is_idle() {
+                conn.readable |= conn.lane().peer.has_work();
+                if matches!(self.receive(conn), Step::Over) {
+                    return Fate::Close;
+                }
             }
             let pulled = self.pull(conn.lane());
             let sent = self.send(conn);

@@ -40,6 +40,12 @@ impl Offer {
         now < self.until && self.until <= deadline
     }
 
+    /// Whether the peer has said nothing since the lane was offered. What has come before anything was asked answers
+    /// nothing that is asked now; and where the stream has ended, nothing is sent.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.socket.is_quiet()
+    }
+
     /// Sends what the lane's send half has, until the socket is full. The IO thread does the rest, and keeps the deadlines:
     /// it is woken for those that are due before it looks at the lane, of which `next` is the first. (Batches of others
     /// were in the queue.)

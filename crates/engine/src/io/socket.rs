@@ -133,6 +133,21 @@ impl Socket {
         unsafe { self.receive(&[Span::of_mut(bytes)]) }
     }
 
+    /// Whether nothing has arrived that was not received: no byte, no end of the stream, no error.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut byte = 0_u8;
+        // SAFETY: `byte` is ours alone during the call.
+        let n = unsafe {
+            libc::recv(
+                self.as_raw_fd(),
+                (&raw mut byte).cast(),
+                1,
+                libc::MSG_PEEK | libc::MSG_DONTWAIT,
+            )
+        };
+        n < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+    }
+
     /// The address of the peer, for people: where it can be told no more, that is said.
     pub(crate) fn peer_text(&self) -> String {
         let addr = self.inner.peer_addr().ok().and_then(|addr| addr.as_socket());
@@ -312,6 +327,29 @@ mod tests {
         assert_eq!(buffer.read(50, 10), b"worldhello");
         a.half_close();
         assert_eq!(receive(&b, Span { addr: buffer.addr(), len: 1 }).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_has_arrived_breaks_the_quiet_and_stays_to_be_received() {
+        let (a, b) = pair();
+        assert!(a.is_quiet());
+        b.send(&[Span::of(b"x")]).unwrap();
+        while a.is_quiet() {
+            std::thread::yield_now();
+        }
+        let buffer = HostBuffer::zeroed(1).unwrap();
+        assert_eq!(receive(&a, Span { addr: buffer.addr(), len: 1 }).unwrap(), 1);
+        assert!(a.is_quiet() && buffer.read(0, 1) == b"x");
+        b.half_close();
+        while a.is_quiet() {
+            std::thread::yield_now();
+        }
+        let (a, b) = pair();
+        b.reset_on_close();
+        drop(b);
+        while a.is_quiet() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Peer {
             return false;
         };
         drop(offered);
-        if half.is_shut() {
+        if half.is_shut() || !offer.is_quiet() {
             return false;
         }
         let mut slices = std::mem::take(&mut half.slices);

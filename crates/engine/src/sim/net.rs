@@ -413,6 +413,12 @@ impl Net {
         Ok(n)
     }
 
+    pub(super) fn is_quiet(&self, id: EndId) -> bool {
+        let (arriving, end) = (&self.conns[id.conn].pipes[1 - id.side], self.end_ref(id));
+        let over = arriving.end == StreamEnd::FinArrived || end.reset || end.error.is_some();
+        arriving.arrived.is_empty() && !over
+    }
+
     pub(super) fn half_close(&mut self, id: EndId) {
         self.end(id).shut = true;
         let pipe = self.pipe(id);

@@ -80,6 +80,13 @@ impl Socket {
         }
     }
 
+    pub(crate) fn is_quiet(&self) -> bool {
+        match self {
+            Self::Kernel(socket) => socket.is_quiet(),
+            Self::Simulated(end) => net::with(|net| net.is_quiet(end.id)),
+        }
+    }
+
     pub(crate) fn reset_on_close(&self) {
         match self {
             Self::Kernel(socket) => socket.reset_on_close(),

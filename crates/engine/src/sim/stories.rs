@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tensorferry_wire::{Op, Version};
+use tensorferry_wire::{Op, Status, Version};
 
 use crate::sim::memory::Arena;
-use crate::sim::net::{self, Net};
+use crate::sim::net::{self, CONTROL_PORT, EndId, Net, StreamEnd};
 use crate::sim::plan::Plan;
 use crate::sim::world::{Kind, Outcome, World};
 
@@ -65,6 +65,33 @@ fn a_small_batch_leaves_without_the_io_thread_and_its_deadline_is_kept_all_the_s
         }
         world.drive(|world| !World::is_running(&world.sent[index])).map(drop)
     });
+}
+
+/// The IO thread has not run since, and has not heard of it.
+#[test]
+fn what_has_come_before_a_batch_was_submitted_answers_nothing_of_it() {
+    let endings: [fn(&mut Net, EndId); 5] = [
+        |net, peer| net.pipe(peer).sent.extend(Status::Applied.encode()),
+        |net, peer| net.pipe(peer).sent.extend(Status::Rejected.encode()),
+        |net, peer| net.pipe(peer).sent.extend([7]),
+        |net, peer| net.half_close(peer),
+        |net, peer| net.pipe(peer).end = StreamEnd::Reset,
+    ];
+    for end in endings {
+        tell(|world| {
+            world.run_alone(0)?;
+            let said = net::with(|net| {
+                let is_lane = |conn: &usize| net.conns[*conn].to.port() != CONTROL_PORT;
+                let lane = net.live.iter().copied().find(is_lane);
+                lane.map(|conn| end(net, EndId { conn, side: 1 }))
+            });
+            said.expect("there is a lane");
+            world.deliver_all();
+            let index = world.submit_plain(0, 1)?.expect("there is memory");
+            // Nothing is wrong with it, so it has to be whole.
+            world.drive(|world| !World::is_running(&world.sent[index])).map(drop)
+        });
+    }
 }
 
 /// What a submitting thread finds in the queue and cannot send waits there for a newer descriptor, which may never come.

@@ -257,6 +257,24 @@ impl Link {
         self.send(&status.encode())
     }
 
+    /// Waits until the other side's kernel has acknowledged all that was sent, so that it is there, or has hung up.
+    pub(crate) fn await_arrival(&self) {
+        let port = |addr: SocketAddr| format!("0100007F:{:04X}", addr.port());
+        let (own, Ok(other)) = (self.stream.local_addr().unwrap(), self.stream.peer_addr()) else {
+            return;
+        };
+        let (own, other) = (port(own), port(other));
+        let unacknowledged = || {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let mut rows = table.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
+            let row = rows.find(|row| row[1] == own && row[2] == other);
+            row.is_some_and(|row| !row[4].starts_with("00000000:"))
+        };
+        while unacknowledged() {
+            std::thread::yield_now();
+        }
+    }
+
     /// Answers one request as a good peer does.
     pub(crate) fn answer(&mut self, header: &Header) -> bool {
         match header.op {
@@ -375,7 +393,8 @@ impl Gate {
     pub(crate) fn wait(&self) {
         let guard = self.0.0.lock().unwrap();
         let limit = Duration::from_secs(20);
-        drop(self.0.1.wait_timeout_while(guard, limit, |open| !*open).unwrap());
+        let open = self.0.1.wait_timeout_while(guard, limit, |open| !*open).unwrap().0;
+        assert!(*open, "nobody has opened the gate in {limit:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tensorferry::{Config, Engine, Error, HostBuffer, Notification, Op, Segment};
 use tensorferry_wire::{BufferDescriptor, SegmentDescriptor, Status};
 
 use crate::common::{Pair, alone, engine, eventually, lanes, resident, says, start, timed};
-use crate::fake::{BASE, Fake, Gate, LEN, control_only, control_request, done, memory};
+use crate::fake::{BASE, Fake, Gate, LEN, Link, control_only, control_request, done, memory};
 
 const METADATA: u8 = 1;
 const NOTIFY: u8 = 2;
@@ -334,29 +334,46 @@ fn a_peer_that_speaks_first_is_not_listened_to_for_long() {
 
 #[test]
 fn what_follows_the_last_answer_ends_the_lane() {
-    // Too many bytes behind a READ, behind an acknowledgement, and a second acknowledgement.
-    for (op, more) in [(Op::Read, &b"xy"[..]), (Op::Write, b"x"), (Op::Write, b"\0\0\0\0VTCM")] {
-        let more = more.to_vec();
-        let there = Gate::default();
-        let said = there.clone();
-        let fake = Fake::new(move |mut link| {
-            let first = link.number == 0;
-            while let Some(header) = link.header() {
-                if !link.answer(&header) || (first && !link.send(&more)) {
-                    return;
+    let cases: [(Op, fn(&mut Link)); 6] = [
+        (Op::Read, |link| assert!(link.send(b"xy"))),
+        (Op::Write, |link| assert!(link.send(b"x"))),
+        (Op::Write, |link| assert!(link.status(Status::Applied))),
+        (Op::Read, |link| assert!(link.status(Status::Rejected))),
+        (Op::Read, |link| done(link.stream.shutdown(Shutdown::Write))),
+        (Op::Write, |link| done(link.stream.shutdown(Shutdown::Write))),
+    ];
+    // Small batches may be sent by the thread that submits, large ones by an IO thread.
+    for (op, more) in cases {
+        for len in [5000, 600_000] {
+            let there = Gate::default();
+            let said = there.clone();
+            let fake = Fake::new(move |mut link| {
+                let first = link.number == 0;
+                while let Some(header) = link.header() {
+                    if !link.answer(&header) {
+                        return;
+                    }
+                    if first {
+                        more(&mut link);
+                        link.await_arrival();
+                        said.open();
+                    }
                 }
-                said.open();
+            });
+            let e = engine(lanes(1, 1));
+            let segment = e.open(&fake.name()).unwrap();
+            let small = HostBuffer::zeroed(5000).unwrap();
+            start(&segment, op, &small, BASE).wait().unwrap();
+            there.wait();
+            // It is there before the next request, so it is no answer to that, which goes on a new lane.
+            for next in [Op::Write, Op::Read] {
+                let local = HostBuffer::zeroed(len).unwrap();
+                start(&segment, next, &local, BASE + 3).wait().unwrap();
+                let right = next == Op::Write || local.read(0, len) == memory(BASE + 3, len as u64);
+                assert!(right, "{next:?} of {len}, after {op:?}");
             }
-        });
-        let e = engine(lanes(1, 1));
-        let segment = e.open(&fake.name()).unwrap();
-        let local = HostBuffer::zeroed(5000).unwrap();
-        start(&segment, op, &local, BASE).wait().unwrap();
-        there.wait();
-        // It is there before the next request, so it is no answer to that, which goes on a new lane.
-        start(&segment, Op::Read, &local, BASE + 3).wait().unwrap();
-        assert!(local.read(0, 5000) == memory(BASE + 3, 5000), "after {op:?}");
-        assert_eq!(fake.connections(), 2);
+            assert_eq!(fake.connections(), 2);
+        }
     }
 }
 
