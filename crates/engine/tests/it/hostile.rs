@@ -332,9 +332,12 @@ fn a_peer_that_speaks_first_is_not_listened_to_for_long() {
     }
 }
 
+/// What a peer does behind an answer.
+type More = fn(&mut Link);
+
 #[test]
 fn what_follows_the_last_answer_ends_the_lane() {
-    let cases: [(Op, fn(&mut Link)); 6] = [
+    let cases: [(Op, More); 6] = [
         (Op::Read, |link| assert!(link.send(b"xy"))),
         (Op::Write, |link| assert!(link.send(b"x"))),
         (Op::Write, |link| assert!(link.status(Status::Applied))),
