@@ -17,58 +17,7 @@ use crate::staging::{Stager, Word};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex, locked};
 use crate::transfer::cause::{Cause, Stop};
-use crate::transfer::{FOREVER, Spin, UserStream};
-
-/// One copy between local memory and a peer's segment. It is these four fields, and stays so.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Request {
-    /// READ: from the peer to here. WRITE: from here to the peer.
-    pub op: Op,
-    /// The local address.
-    pub local: u64,
-    /// The address in the peer's process.
-    pub remote: u64,
-    /// How many bytes. Zero is allowed and complete at once.
-    pub len: u64,
-}
-
-/// How a batch is submitted. [`SubmitOptions::default`] suits most; what differs is said by the methods.
-///
-/// ```
-/// # use std::time::Duration;
-/// use tensorferry::{Notification, SubmitOptions};
-///
-/// let options = SubmitOptions::default()
-///     .with_timeout(Duration::from_secs(5))
-///     .with_notification(Notification::new("kv-cache", "request 17"));
-/// assert_eq!(options.timeout, Some(Duration::from_secs(5)));
-/// ```
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct SubmitOptions {
-    /// The time until the batch must be final, counted from the submission. `None`:
-    /// [`crate::Config::default_timeout`].
-    pub timeout: Option<Duration>,
-    /// Sent to the peer when every byte of the batch is applied.
-    pub notification: Option<Notification>,
-    /// What to do when the queue to the peer is full.
-    pub on_full: OnFull,
-    /// A stream of the caller's to start behind. `None`: the local memory is ready now.
-    pub stream: Option<UserStream>,
-}
-
-/// What to do when the queue to a peer is full.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-#[non_exhaustive]
-pub enum OnFull {
-    /// Wait for room, at most until the batch's deadline.
-    #[default]
-    Wait,
-    /// Wait for room for so long, and no longer than until the deadline; then as `Refuse`.
-    WaitFor(Duration),
-    /// Refuse the batch with [`Error::Busy`].
-    Refuse,
-}
+use crate::transfer::{FOREVER, Request, Spin};
 
 /// Where a batch stands.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

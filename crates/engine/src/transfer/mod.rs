@@ -10,10 +10,11 @@ mod table;
 
 #[cfg(test)]
 pub(crate) use batch::tests::batch_of;
-pub use batch::{Batch, BatchState, OnFull, Request, SubmitOptions};
+pub use batch::{Batch, BatchState};
 pub(crate) use batch::{BatchInner, FailedBatch, Held, Hold, Order, Owner, Places, Slice};
 pub(crate) use cause::{Cause, Stop};
 pub use completion::Completion;
+pub use options::{OnFull, Request, SubmitOptions};
 pub use order::UserStream;
 pub(crate) use spin::Spin;
 pub use table::{BatchId, BatchTable};
