@@ -1,5 +1,6 @@
-//! Why an entry failed, small enough to keep one for each of many entries.
+//! Why an entry failed, small enough to keep one for each of many entries; and what is said of its batch.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -45,6 +46,13 @@ pub(crate) enum Cause {
     Whole(Arc<Error>),
 }
 
+/// What there is to say of a batch that failed.
+pub(crate) struct FailedBatch {
+    pub(super) failed: usize,
+    pub(super) of: usize,
+    pub(crate) first: Error,
+}
+
 impl Stop {
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -83,5 +91,21 @@ impl Cause {
             }
             Self::Whole(error) => error.as_ref().clone().about(subject),
         }
+    }
+}
+
+impl FailedBatch {
+    /// Somebody wanted it to end, so that there is nothing to look at.
+    pub(crate) fn is_wanted(&self) -> bool {
+        matches!(self.first, Error::Cancelled { .. } | Error::Closed)
+    }
+}
+
+impl fmt::Display for FailedBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.failed > 0 && self.of > 1 {
+            write!(f, "{} of {} requests of a batch failed; the first: ", self.failed, self.of)?;
+        }
+        write!(f, "{}", self.first)
     }
 }

@@ -3,19 +3,22 @@
 mod batch;
 mod cause;
 mod completion;
+mod inner;
 mod options;
 mod order;
+mod slice;
 mod spin;
 mod table;
 
 #[cfg(test)]
 pub(crate) use batch::tests::batch_of;
 pub use batch::{Batch, BatchState};
-pub(crate) use batch::{BatchInner, FailedBatch, Held, Hold, Order, Owner, Places, Slice};
-pub(crate) use cause::{Cause, Stop};
+pub(crate) use cause::{Cause, FailedBatch, Stop};
 pub use completion::Completion;
+pub(crate) use inner::{BatchInner, Held, Order, Owner, Places};
 pub use options::{OnFull, Request, SubmitOptions};
 pub use order::UserStream;
+pub(crate) use slice::{Hold, Slice};
 pub(crate) use spin::Spin;
 pub use table::{BatchId, BatchTable};
 
