@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use tensorferry::Op;
 
-use super::plain::{LARGEST_CHUNK, Plain, Turn, Way};
 use crate::measure::row::Row;
+use crate::plain::{LARGEST_CHUNK, Plain, Turn, Way};
 
 /// A plain stream to the target's process.
 pub(crate) struct Beside {

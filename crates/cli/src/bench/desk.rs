@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::card::PROTOCOL;
-use super::plain::Plain;
 use super::port::{Admission, INTRODUCTION, Opening, Welcome, first_line, watch};
 use crate::measure::link::write_line;
 use crate::measure::obey::obey;
 use crate::measure::orders::Answer;
 use crate::memory::Buffer;
+use crate::plain::Plain;
 
 /// What initiators share, one after the other.
 pub(crate) struct Desk {
@@ -221,11 +221,11 @@ mod tests {
 
     use tensorferry::HostBuffer;
 
-    use super::super::plain::{Turn, Way};
     use super::super::port::enter;
     use super::*;
     use crate::measure::figures::Memory;
     use crate::memory::Place;
+    use crate::plain::{Turn, Way};
 
     const SOON: Duration = Duration::from_secs(60);
 

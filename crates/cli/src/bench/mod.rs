@@ -8,7 +8,6 @@ mod foreign;
 mod initiator;
 mod line;
 mod peer;
-mod plain;
 mod plan;
 mod port;
 mod report;

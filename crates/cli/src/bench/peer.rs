@@ -9,13 +9,13 @@ use tensorferry::{Engine, Segment, SegmentName};
 
 use super::card::{Card, PROTOCOL};
 use super::foreign::Foreign;
-use super::plain::Plain;
 use super::plan::Plan;
 use super::port::{Opening, Welcome, enter, watch};
 use crate::measure::link::{Link, Lost, Obedient, unexpected};
 use crate::measure::orders::{Answer, Order};
 use crate::measure::rounds::{Part, Remote};
 use crate::pattern::{Mismatch, Pattern};
+use crate::plain::Plain;
 
 /// The other end.
 pub(crate) enum Peer {
