@@ -238,16 +238,17 @@ class PlainPair(Pair):
         self.connect()
 
     def move(self, seconds: float, most: int, pace_us: int) -> dict:
-        if self.work.single:
-            what = {"write": self.op == "write", "bytes": self.payload}
-            self.target.tell("pong", **what)
-            moved = self.initiator.ask("ping", seconds=seconds, most=most, pace_us=pace_us, **what)
-        else:
-            what = {"bytes": self.payload, "chunk": self.work.chunk}
-            send, receive = {"seconds": seconds, **what}, what
-            orders = (("send", send), ("receive", receive)) if self.op == "write" else (("receive", receive), ("send", send))
-            self.target.tell(orders[1][0], clock=False, **orders[1][1])
-            moved = self.initiator.ask(orders[0][0], clock=True, **orders[0][1])
+        work = {
+            "way": "send" if self.op == "write" else "receive",
+            "pings": self.work.single,
+            "bytes": self.payload,
+            "chunk": self.work.chunk,
+            "limit_ns": round(seconds * 1e9),
+            "most": most,
+            "pace_us": pace_us,
+        }
+        self.target.tell("serve", **work)
+        moved = self.initiator.ask("run", **work)
         self.target.answer()
         return moved
 

@@ -28,7 +28,7 @@ pub(crate) enum Buffer {
 }
 
 /// Memory of the host is filled and compared in pieces that stay in the processor's cache...
-const HOST_PIECE: usize = 32 << 10;
+pub(crate) const HOST_PIECE: usize = 32 << 10;
 /// ...and memory of a device in pieces that are worth a copy by its driver.
 const DEVICE_PIECE: usize = 1 << 20;
 

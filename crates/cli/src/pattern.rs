@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use tensorferry::Result;
 
-use crate::memory::Buffer;
+use crate::memory::{Buffer, HOST_PIECE};
 
 /// The content of a buffer in one round.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -93,14 +93,36 @@ impl Pattern {
         let (mut expected, mut found) = (vec![0; most.min(len)], vec![0; most.min(len)]);
         let mut mismatch = None;
         for at in (offset..offset + len).step_by(most) {
-            let size = most.min(offset + len - at);
-            self.make(at, &mut expected[..size]);
-            buffer.read_into(at, &mut found[..size])?;
-            if expected[..size] != found[..size] {
-                note(&mut mismatch, at, &expected[..size], &found[..size]);
-            }
+            let found = &mut found[..most.min(offset + len - at)];
+            buffer.read_into(at, found)?;
+            self.compare(at, found, &mut expected, &mut mismatch);
         }
         Ok(mismatch.map(|m| Mismatch { checked_bytes: len as u64, ..m }))
+    }
+
+    /// Compares `bytes`, each of them, with the first ones.
+    pub(crate) fn check_bytes(self, bytes: &[u8]) -> Option<Mismatch> {
+        let most = HOST_PIECE.min(bytes.len());
+        let (mut expected, mut mismatch) = (vec![0; most], None);
+        for (n, found) in bytes.chunks(HOST_PIECE).enumerate() {
+            self.compare(n * HOST_PIECE, found, &mut expected, &mut mismatch);
+        }
+        mismatch.map(|m| Mismatch { checked_bytes: bytes.len() as u64, ..m })
+    }
+
+    /// Compares what was found at `at`. `expected` is room for as much.
+    fn compare(
+        self,
+        at: usize,
+        found: &[u8],
+        expected: &mut [u8],
+        mismatch: &mut Option<Mismatch>,
+    ) {
+        let expected = &mut expected[..found.len()];
+        self.make(at, expected);
+        if expected != found {
+            note(mismatch, at, expected, found);
+        }
     }
 
     /// The bytes from `at`, a multiple of eight, on.

@@ -66,7 +66,8 @@ impl Beside {
             Op::Read => Way::Receive,
         };
         let chunk = row.block.min(LARGEST_CHUNK as u64) as usize;
-        let mut turn = Turn { way, chunk, footprint: footprint as u64, amount: chunk as u64 };
+        let (footprint, amount) = (footprint as u64, chunk as u64);
+        let mut turn = Turn { way, pings: false, chunk, footprint, amount };
         loop {
             let took = self.turn(turn)?;
             let bytes_per_second = turn.amount as f64 / took.as_secs_f64().max(1e-9);
@@ -109,11 +110,7 @@ impl Beside {
         if row.batch != 1 || row.block > LARGEST_PING {
             return Ok(());
         }
-        let way = match row.op {
-            Op::Write => Way::PingSending,
-            Op::Read => Way::PingReceiving,
-        };
-        let turn = Turn { way, amount: PINGS, ..pairs.turn };
+        let turn = Turn { pings: true, amount: PINGS, ..pairs.turn };
         // As with the engine: what comes first is not counted.
         self.turn(turn)?;
         let mut took = Duration::ZERO;
@@ -178,7 +175,8 @@ pub(crate) mod tests {
 
     /// Of a stream that moves 1 GB/s, beside an engine with these ratios to it.
     pub(crate) fn pairs(ratios: &[f64]) -> Pairs {
-        let turn = Turn { way: Way::Send, chunk: 4096, footprint: 1 << 20, amount: 4096 };
+        let (way, chunk, footprint) = (Way::Send, 4096, 1 << 20);
+        let turn = Turn { way, pings: false, chunk, footprint, amount: 4096 };
         let (bytes_per_second, elapsed) = (1e9, Duration::ZERO);
         let mut pairs =
             Pairs { turn, bytes_per_second, ratios: Vec::new(), bytes: 0, elapsed, pings: None };

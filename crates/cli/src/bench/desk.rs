@@ -329,7 +329,8 @@ mod tests {
         let text = open.enter(&opening).unwrap_err().to_string();
         assert!(text.contains("is not the plain stream"), "a second one: {text}");
         let mut plain = Plain::new(stream).unwrap();
-        let turn = Turn { way: Way::Send, chunk: 1000, footprint: 1 << 16, amount: 10_000 };
+        let (way, chunk, footprint) = (Way::Send, 1000, 1 << 16);
+        let turn = Turn { way, pings: false, chunk, footprint, amount: 10_000 };
         plain.run(turn, SOON, &mut |_| {}).unwrap();
         drop(orders);
         while !matches!(open.news.recv_timeout(SOON).unwrap(), News::Went { .. }) {}

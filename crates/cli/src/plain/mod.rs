@@ -5,7 +5,9 @@
 //! `scripts/compare`).
 
 mod orders;
+mod stream;
 mod turns;
 
 pub(crate) use orders::serve;
-pub(crate) use turns::{LARGEST_CHUNK, Plain, Turn, Way};
+pub(crate) use stream::Way;
+pub(crate) use turns::{LARGEST_CHUNK, Plain, Turn};

@@ -1,29 +1,28 @@
-//! `tensorferry __plain`: what sockets alone move, which `scripts/compare` holds engines against.
+//! `tensorferry __plain`: the plain sockets of `scripts/compare`.
 //!
 //! Two such processes are an initiator and a target. Each obeys orders, one JSON object per line of stdin, and answers
-//! each with a line. There is one connection at a time, one buffer, blocking calls, and no protocol: a stream ends with
-//! its connection.
+//! each with a line. There is one connection at a time and one memory, and no protocol: a stream ends with its connection.
 
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::cpu;
+use super::stream::{self, Way};
+use crate::measure::link::{read_line, write_line};
 use crate::pattern::Pattern;
 
-/// What goes the other way than the payload: a request for it, or the answer that it has arrived.
-const TOKEN: [u8; 8] = *b"received";
 /// The other end is gone if it says nothing for so long.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What an order may ask for: bytes of memory, and round trips that are remembered.
 const MOST_BYTES: usize = 8 << 30;
-const MOST_CALLS: usize = 4_000_000;
+const MOST_PINGS: usize = 4_000_000;
 
 /// From `scripts/compare`, on stdin. Each is answered before the next one is read.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 enum Order {
     /// Fill the first bytes of your memory.
@@ -34,16 +33,28 @@ enum Order {
     Connect { port: u16 },
     /// Take the connection that the other process has made.
     Accept,
-    /// Send these bytes of memory over and over, whole passes only, until the time is over; then end the stream.
-    ///
-    /// With the clock (a WRITE) begin at once and wait for the answer; without it (a READ) wait for the request.
-    Send { bytes: usize, chunk: usize, seconds: f64, clock: bool },
-    /// Receive into these bytes of memory over and over until the stream ends.
-    Receive { bytes: usize, chunk: usize, clock: bool },
-    /// Send the payload and wait for the answer, or ask for the payload and wait for it; again and again.
-    Ping { write: bool, bytes: usize, seconds: f64, most: usize, pace_us: u64 },
-    /// The other side of that, until the connection ends.
-    Pong { write: bool, bytes: usize },
+    /// Do the initiator's part, which has the clock. The connection is over then.
+    Run(Work),
+    /// Do the target's part.
+    Serve(Work),
+}
+
+/// What moves between the ends, which are told the same.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Work {
+    way: Way,
+    /// Round trips of the memory; otherwise a stream of whole passes of it.
+    pings: bool,
+    /// Of the memory, from its first byte on.
+    bytes: usize,
+    /// Bytes of one call of a stream.
+    chunk: usize,
+    /// No pass and no ping begins later, but for the first one.
+    limit_ns: u64,
+    /// The most pings.
+    most: usize,
+    /// From one ping to the next; 0: at once.
+    pace_us: u64,
 }
 
 /// To `scripts/compare`, on stdout.
@@ -57,16 +68,15 @@ enum Answer {
     Done,
     /// The memory was compared; what is wrong with it, if anything.
     Checked {
-        bytes: u64,
+        bytes: usize,
         wrong: Option<String>,
     },
-    /// Payload has moved.
+    /// So many passes or pings have moved so many bytes.
     Moved {
         bytes: u64,
         calls: u64,
         seconds: f64,
-        cpu_seconds: f64,
-        /// Of each round trip; empty for a stream.
+        /// Of each ping; empty for a stream, and at the target.
         latencies_ns: Vec<u64>,
     },
     /// The order could not be understood or obeyed.
@@ -81,35 +91,28 @@ pub(crate) fn serve() -> Result<()> {
 }
 
 fn obey(orders: &mut dyn BufRead, answers: &mut dyn Write) -> Result<()> {
-    let mut plain = Plain::listening()?;
-    say(answers, &Answer::Ready { port: plain.listener.local_addr()?.port() })?;
-    for line in orders.lines() {
-        let answer = match serde_json::from_str(&line?) {
-            Ok(order) => plain.carry_out(order).unwrap_or_else(|why| Answer::Failed {
+    let mut end = End::listening()?;
+    write_line(answers, &Answer::Ready { port: end.listener.local_addr()?.port() })?;
+    while let Some(line) = read_line(orders)? {
+        let answer = match serde_json::from_str(&line) {
+            Ok(order) => end.carry_out(order).unwrap_or_else(|why| Answer::Failed {
                 why: format!("{order:?}: {}", crate::chain(&why)),
             }),
             Err(why) => Answer::Failed { why: format!("this is no order: {why}") },
         };
-        say(answers, &answer)?;
+        write_line(answers, &answer)?;
     }
     Ok(())
 }
 
-fn say(answers: &mut dyn Write, answer: &Answer) -> Result<()> {
-    let mut line = serde_json::to_vec(answer)?;
-    line.push(b'\n');
-    answers.write_all(&line)?;
-    Ok(answers.flush()?)
-}
-
 /// One end.
-struct Plain {
+struct End {
     listener: TcpListener,
     stream: Option<TcpStream>,
     memory: Vec<u8>,
 }
 
-impl Plain {
+impl End {
     fn listening() -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .context("no port of 127.0.0.1 can be listened on")?;
@@ -123,7 +126,10 @@ impl Plain {
                 pattern.make(0, self.claim(bytes)?);
                 Ok(Answer::Done)
             }
-            Order::Check { pattern, bytes } => self.check(pattern, bytes),
+            Order::Check { pattern, bytes } => {
+                let mismatch = pattern.check_bytes(self.claim(bytes)?);
+                Ok(Answer::Checked { bytes, wrong: mismatch.map(|m| m.to_string()) })
+            }
             Order::Connect { port } => {
                 let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
                 self.take(stream.with_context(|| format!("nobody listens on port {port}"))?)
@@ -131,26 +137,16 @@ impl Plain {
             Order::Accept => {
                 let accepted = self.listener.accept();
                 let (stream, _) = accepted.context("connect the other end before this order")?;
+                stream.set_nonblocking(false)?;
                 self.take(stream)
             }
-            Order::Send { bytes, chunk, seconds, clock } => {
-                self.send(bytes, chunk, duration(seconds)?, clock)
-            }
-            Order::Receive { bytes, chunk, clock } => self.receive(bytes, chunk, clock),
-            Order::Ping { write, bytes, seconds, most, pace_us } => {
-                ensure!((1..=MOST_CALLS).contains(&most), "most is from 1 to {MOST_CALLS}");
-                let rhythm = Rhythm { limit: duration(seconds)?, most, pace_us };
-                self.ping(write, bytes, &rhythm)
-            }
-            Order::Pong { write, bytes } => self.pong(write, bytes),
+            Order::Run(work) => self.run(&work),
+            Order::Serve(work) => self.serve(&work),
         }
     }
 
     fn take(&mut self, stream: TcpStream) -> Result<Answer> {
-        stream.set_nonblocking(false)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream::set_up(&stream, PATIENCE)?;
         self.stream = Some(stream);
         Ok(Answer::Done)
     }
@@ -165,203 +161,162 @@ impl Plain {
     }
 
     /// The connection, of which nothing is left when the order is carried out; and the memory.
-    fn parts(&mut self, bytes: usize) -> Result<(TcpStream, &mut [u8])> {
-        let stream =
-            self.stream.take().context("there is no connection: connect or accept first")?;
-        Ok((stream, self.claim(bytes)?))
+    fn parts(&mut self, work: &Work) -> Result<(TcpStream, &mut [u8])> {
+        ensure!(work.chunk > 0, "chunk is at least 1");
+        ensure!((1..=MOST_PINGS).contains(&work.most), "most is from 1 to {MOST_PINGS}");
+        let stream = self.stream.take();
+        let stream = stream.context("there is no connection: connect or accept first")?;
+        Ok((stream, self.claim(work.bytes)?))
     }
 
-    fn check(&mut self, pattern: Pattern, bytes: usize) -> Result<Answer> {
-        let mut expected = vec![0; 1 << 20];
-        let mut wrong = None;
-        for (n, piece) in self.claim(bytes)?.chunks(1 << 20).enumerate() {
-            let expected = &mut expected[..piece.len()];
-            pattern.make(n << 20, expected);
-            if piece != expected && wrong.is_none() {
-                let first = expected.iter().zip(piece).position(|(e, f)| e != f).unwrap_or(0);
-                wrong = Some(format!("the first wrong byte is at {}", (n << 20) + first));
-            }
-        }
-        Ok(Answer::Checked { bytes: bytes as u64, wrong })
-    }
-
-    fn send(&mut self, bytes: usize, chunk: usize, limit: Duration, clock: bool) -> Result<Answer> {
-        ensure!(chunk > 0, "chunk is at least 1");
-        let (mut stream, memory) = self.parts(bytes)?;
-        if !clock {
-            stream.read_exact(&mut [0; TOKEN.len()]).context("no request came")?;
-        }
-        let meter = Meter::start();
-        let mut passes = 0;
-        loop {
-            for piece in memory.chunks(chunk) {
-                stream.write_all(piece)?;
-            }
-            passes += 1;
-            if meter.began.elapsed() >= limit {
-                break;
-            }
-        }
-        stream.shutdown(Shutdown::Write)?;
-        if clock {
-            stream.read_exact(&mut [0; TOKEN.len()]).context("no answer came")?;
-        }
-        Ok(meter.stop(passes * bytes as u64, passes, Vec::new()))
-    }
-
-    fn receive(&mut self, bytes: usize, chunk: usize, clock: bool) -> Result<Answer> {
-        ensure!(chunk > 0, "chunk is at least 1");
-        let (mut stream, memory) = self.parts(bytes)?;
-        let meter = Meter::start();
-        if clock {
-            stream.write_all(&TOKEN)?;
-        }
-        let (mut at, mut passes) = (0, 0);
-        loop {
-            let end = bytes.min(at + chunk);
-            let received = stream.read(&mut memory[at..end])?;
-            if received == 0 {
-                break;
-            }
-            at += received;
-            if at == bytes {
-                (at, passes) = (0, passes + 1);
-            }
-        }
-        ensure!(at == 0, "the stream ended after {at} of {bytes} bytes");
-        if !clock {
-            stream.write_all(&TOKEN)?;
-        }
-        Ok(meter.stop(passes * bytes as u64, passes, Vec::new()))
-    }
-
-    fn ping(&mut self, write: bool, bytes: usize, rhythm: &Rhythm) -> Result<Answer> {
-        let (mut stream, memory) = self.parts(bytes)?;
-        let mut token = TOKEN;
-        let meter = Meter::start();
+    fn run(&mut self, work: &Work) -> Result<Answer> {
+        let (stream, memory) = self.parts(work)?;
+        let began = Instant::now();
         let mut latencies_ns = Vec::new();
-        let mut due = meter.began;
-        loop {
-            let called = Instant::now();
-            if write {
-                stream.write_all(memory)?;
-                stream.read_exact(&mut token)?;
-            } else {
-                stream.write_all(&token)?;
-                stream.read_exact(memory)?;
+        let calls = match (work.pings, work.way) {
+            (true, _) => {
+                latencies_ns = work.ping(&stream, memory)?;
+                latencies_ns.len() as u64
             }
-            let took = called.elapsed();
-            latencies_ns.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-            if latencies_ns.len() >= rhythm.most || meter.began.elapsed() >= rhythm.limit {
-                break;
+            (false, Way::Send) => {
+                let passes = work.send(&stream, memory)?;
+                stream::hear(&stream).context("no answer came")?;
+                passes
             }
-            if rhythm.pace_us > 0 {
-                // Late ones are not made up for: a burst would be another work.
-                due = (due + Duration::from_micros(rhythm.pace_us)).max(called + took);
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            (false, Way::Receive) => {
+                stream::say(&stream)?;
+                work.receive(&stream, memory)?
             }
-        }
-        let calls = latencies_ns.len() as u64;
-        Ok(meter.stop(calls * bytes as u64, calls, latencies_ns))
+        };
+        Ok(work.moved(calls, began, latencies_ns))
     }
 
-    fn pong(&mut self, write: bool, bytes: usize) -> Result<Answer> {
-        let (mut stream, memory) = self.parts(bytes)?;
-        let mut token = TOKEN;
-        let meter = Meter::start();
+    fn serve(&mut self, work: &Work) -> Result<Answer> {
+        let (stream, memory) = self.parts(work)?;
+        let began = Instant::now();
+        let calls = match (work.pings, work.way) {
+            (true, _) => work.pong(&stream, memory)?,
+            (false, Way::Send) => {
+                let passes = work.receive(&stream, memory)?;
+                stream::say(&stream)?;
+                passes
+            }
+            (false, Way::Receive) => {
+                stream::hear(&stream).context("no request came")?;
+                work.send(&stream, memory)?
+            }
+        };
+        Ok(work.moved(calls, began, Vec::new()))
+    }
+}
+
+impl Work {
+    /// Sends passes until the time is over, and ends the stream; how many.
+    fn send(&self, stream: &TcpStream, memory: &[u8]) -> Result<u64> {
+        let (pass, began) = (self.bytes as u64, Instant::now());
+        let sent = stream::send(stream, memory, self.chunk, |sent| {
+            let left = pass - sent % pass;
+            let is_over = sent > 0 && left == pass && began.elapsed() >= self.limit();
+            Ok(if is_over { 0 } else { left })
+        })?;
+        stream.shutdown(Shutdown::Write)?;
+        self.passes(sent)
+    }
+
+    /// Receives passes until the stream ends; how many.
+    fn receive(&self, stream: &TcpStream, memory: &mut [u8]) -> Result<u64> {
+        self.passes(stream::receive(stream, memory, self.chunk, |_| Ok(u64::MAX))?)
+    }
+
+    fn passes(&self, bytes: u64) -> Result<u64> {
+        let pass = self.bytes as u64;
+        let (passes, rest) = (bytes / pass, bytes % pass);
+        ensure!(rest == 0, "the stream ended after {rest} of {pass} bytes");
+        Ok(passes)
+    }
+
+    /// How long each of the pings took.
+    fn ping(&self, stream: &TcpStream, block: &mut [u8]) -> Result<Vec<u64>> {
+        let began = Instant::now();
+        let (mut due, mut latencies_ns) = (began, Vec::new());
+        loop {
+            let took = stream::ping(stream, self.way, block)?;
+            let now = Instant::now();
+            latencies_ns.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            if latencies_ns.len() >= self.most || now - began >= self.limit() {
+                return Ok(latencies_ns);
+            }
+            if self.pace_us > 0 {
+                // Late ones are not made up for: a burst would be another work.
+                due = (due + Duration::from_micros(self.pace_us)).max(now);
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
+        }
+    }
+
+    /// Answers pings until the connection ends; how many.
+    fn pong(&self, stream: &TcpStream, block: &mut [u8]) -> Result<u64> {
         let mut calls = 0;
         loop {
-            let asked = if write { &mut *memory } else { &mut token[..] };
-            match stream.read_exact(asked) {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+            match stream::pong(stream, self.way, block) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(calls),
                 done => done?,
             }
-            stream.write_all(if write { &token[..] } else { &*memory })?;
             calls += 1;
         }
-        Ok(meter.stop(calls * bytes as u64, calls, Vec::new()))
-    }
-}
-
-/// How long, how many and how often.
-struct Rhythm {
-    limit: Duration,
-    most: usize,
-    /// From one call to the next; 0: at once.
-    pace_us: u64,
-}
-
-/// Time and processor time of what is measured.
-struct Meter {
-    began: Instant,
-    cpu: Duration,
-}
-
-impl Meter {
-    fn start() -> Self {
-        Self { began: Instant::now(), cpu: cpu::process_time() }
     }
 
-    fn stop(&self, bytes: u64, calls: u64, latencies_ns: Vec<u64>) -> Answer {
-        Answer::Moved {
-            bytes,
-            calls,
-            seconds: self.began.elapsed().as_secs_f64(),
-            cpu_seconds: (cpu::process_time() - self.cpu).as_secs_f64(),
-            latencies_ns,
-        }
+    fn limit(&self) -> Duration {
+        Duration::from_nanos(self.limit_ns)
     }
-}
 
-fn duration(seconds: f64) -> Result<Duration> {
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(limit) if limit <= Duration::from_secs(3600) => Ok(limit),
-        _ => bail!("seconds is from 0 to 3600, not {seconds}"),
+    fn moved(&self, calls: u64, began: Instant, latencies_ns: Vec<u64>) -> Answer {
+        let seconds = began.elapsed().as_secs_f64();
+        Answer::Moved { bytes: calls * self.bytes as u64, calls, seconds, latencies_ns }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     const LEN: usize = (3 << 20) + 5;
 
-    /// Two ends that are connected; the first has the pattern, the second its complement.
-    fn connected(pattern: Pattern, bytes: usize) -> (Plain, Plain) {
-        let (mut one, mut other) = (Plain::listening().unwrap(), Plain::listening().unwrap());
-        one.carry_out(Order::Fill { pattern, bytes }).unwrap();
-        other.carry_out(Order::Fill { pattern: pattern.complement(), bytes }).unwrap();
-        let port = one.listener.local_addr().unwrap().port();
-        other.carry_out(Order::Connect { port }).unwrap();
-        one.carry_out(Order::Accept).unwrap();
-        (one, other)
+    fn work(way: Way, pings: bool, bytes: usize) -> Work {
+        let limit_ns = if pings { u64::MAX } else { 10_000_000 };
+        Work { way, pings, bytes, chunk: 65536, limit_ns, most: 7, pace_us: 100 }
     }
 
-    fn both(one: (&mut Plain, Order), other: (&mut Plain, Order)) -> [Answer; 2] {
-        thread::scope(|scope| {
-            let first = scope.spawn(|| one.0.carry_out(one.1).unwrap());
-            let second = other.0.carry_out(other.1).unwrap();
-            [first.join().unwrap(), second]
-        })
-    }
-
-    fn wrong(plain: &mut Plain, pattern: Pattern, bytes: usize) -> Option<String> {
-        match plain.carry_out(Order::Check { pattern, bytes }).unwrap() {
-            Answer::Checked { bytes: checked, wrong } => {
-                assert_eq!(checked, bytes as u64);
-                wrong
+    /// What became of `work` at the initiator and at the target: bytes, calls, latencies. The sink, to be looked at.
+    fn moved(work: Work, pattern: Pattern) -> ([(u64, u64, usize); 2], End) {
+        let (mut initiator, mut target) = (End::listening().unwrap(), End::listening().unwrap());
+        let (bytes, is_source) = (work.bytes, work.way == Way::Send);
+        for (end, is_source) in [(&mut initiator, is_source), (&mut target, !is_source)] {
+            let pattern = if is_source { pattern } else { pattern.complement() };
+            end.carry_out(Order::Fill { pattern, bytes }).unwrap();
+        }
+        let port = target.listener.local_addr().unwrap().port();
+        initiator.carry_out(Order::Connect { port }).unwrap();
+        target.carry_out(Order::Accept).unwrap();
+        let answers = thread::scope(|scope| {
+            let serving = scope.spawn(|| target.carry_out(Order::Serve(work)).unwrap());
+            let ran = initiator.carry_out(Order::Run(work)).unwrap();
+            [ran, serving.join().unwrap()]
+        });
+        let figures = answers.map(|answer| match answer {
+            Answer::Moved { bytes, calls, seconds, latencies_ns } if seconds > 0.0 => {
+                (bytes, calls, latencies_ns.len())
             }
             answer => panic!("{answer:?}"),
-        }
+        });
+        (figures, if is_source { target } else { initiator })
     }
 
-    fn moved(answer: &Answer) -> (u64, u64, usize) {
-        match answer {
-            Answer::Moved { bytes, calls, seconds, latencies_ns, .. } => {
-                assert!(*seconds > 0.0);
-                (*bytes, *calls, latencies_ns.len())
+    fn wrong(end: &mut End, pattern: Pattern, bytes: usize) -> Option<String> {
+        match end.carry_out(Order::Check { pattern, bytes }).unwrap() {
+            Answer::Checked { bytes: checked, wrong } => {
+                assert_eq!(checked, bytes);
+                wrong
             }
             answer => panic!("{answer:?}"),
         }
@@ -369,60 +324,55 @@ mod tests {
 
     #[test]
     fn a_stream_moves_every_byte_in_whole_passes_either_way() {
-        for clock_at_sender in [true, false] {
+        for way in [Way::Send, Way::Receive] {
             let pattern = Pattern::of_round(3, 1);
-            let (mut sender, mut receiver) = connected(pattern, LEN);
-            assert!(wrong(&mut receiver, pattern, LEN).is_some());
-            let answers = both(
-                (
-                    &mut sender,
-                    Order::Send { bytes: LEN, chunk: 65536, seconds: 0.01, clock: clock_at_sender },
-                ),
-                (
-                    &mut receiver,
-                    Order::Receive { bytes: LEN, chunk: 65536, clock: !clock_at_sender },
-                ),
-            );
-            let (bytes, passes, latencies) = moved(&answers[0]);
+            let ([ran, served], mut sink) = moved(work(way, false, LEN), pattern);
+            let (bytes, passes, latencies) = ran;
             assert_eq!((bytes, latencies), (passes * LEN as u64, 0));
             assert!(passes > 0);
-            assert_eq!(moved(&answers[1]), (bytes, passes, 0));
-            assert_eq!(wrong(&mut receiver, pattern, LEN), None);
-            receiver.memory[LEN - 1] ^= 1;
-            let said = wrong(&mut receiver, pattern, LEN).unwrap();
-            assert_eq!(said, format!("the first wrong byte is at {}", LEN - 1));
+            assert_eq!(served, ran);
+            assert_eq!(wrong(&mut sink, pattern, LEN), None);
+            sink.memory[LEN - 1] ^= 1;
+            let said = wrong(&mut sink, pattern, LEN).unwrap();
+            let expected =
+                format!("1 of {LEN} bytes are wrong; the first one, at offset {},", LEN - 1);
+            assert!(said.starts_with(&expected), "{said}");
         }
     }
 
     #[test]
     fn round_trips_move_the_payload_the_way_they_should() {
-        for write in [true, false] {
+        for way in [Way::Send, Way::Receive] {
             let pattern = Pattern::of_round(3, 2);
-            let (mut full, mut empty) = connected(pattern, 4096);
-            let ping = Order::Ping { write, bytes: 4096, seconds: 30.0, most: 7, pace_us: 100 };
-            let pong = Order::Pong { write, bytes: 4096 };
-            let answers = if write {
-                both((&mut full, ping), (&mut empty, pong))
-            } else {
-                both((&mut full, pong), (&mut empty, ping))
-            };
-            let initiator = usize::from(!write);
-            assert_eq!(moved(&answers[initiator]), (7 * 4096, 7, 7));
-            assert_eq!(moved(&answers[1 - initiator]), (7 * 4096, 7, 0));
-            assert_eq!(wrong(&mut empty, pattern, 4096), None);
+            let ([ran, served], mut sink) = moved(work(way, true, 4096), pattern);
+            assert_eq!((ran, served), ((7 * 4096, 7, 7), (7 * 4096, 7, 0)));
+            assert_eq!(wrong(&mut sink, pattern, 4096), None);
         }
     }
 
     #[test]
+    fn a_stream_that_ends_within_a_pass_is_an_error() {
+        let mut end = End::listening().unwrap();
+        let port = end.listener.local_addr().unwrap().port();
+        let mut other = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        end.carry_out(Order::Accept).unwrap();
+        other.write_all(&[0; 25]).unwrap();
+        drop(other);
+        let error = end.carry_out(Order::Serve(work(Way::Send, false, 10))).unwrap_err();
+        assert_eq!(error.to_string(), "the stream ended after 5 of 10 bytes");
+    }
+
+    #[test]
     fn orders_that_make_no_sense_are_refused_and_the_next_one_is_obeyed() {
+        let work = r#""way":"send","pings":false,"limit_ns":1,"pace_us":0"#;
         let orders = [
-            "{",
-            r#"{"order":"accept"}"#,
-            r#"{"order":"receive","bytes":10,"chunk":1,"clock":true}"#,
-            r#"{"order":"send","bytes":10,"chunk":0,"seconds":1,"clock":true}"#,
-            r#"{"order":"send","bytes":10,"chunk":1,"seconds":-1,"clock":true}"#,
-            r#"{"order":"fill","bytes":0,"pattern":{"seed":1,"complement":false}}"#,
-            r#"{"order":"fill","bytes":8,"pattern":{"seed":1,"complement":false}}"#,
+            "{".to_owned(),
+            r#"{"order":"accept"}"#.to_owned(),
+            format!(r#"{{"order":"run",{work},"bytes":10,"chunk":1,"most":1}}"#),
+            format!(r#"{{"order":"serve",{work},"bytes":10,"chunk":0,"most":1}}"#),
+            format!(r#"{{"order":"run",{work},"bytes":10,"chunk":1,"most":0}}"#),
+            r#"{"order":"fill","bytes":0,"pattern":{"seed":1,"complement":false}}"#.to_owned(),
+            r#"{"order":"fill","bytes":8,"pattern":{"seed":1,"complement":false}}"#.to_owned(),
         ];
         let mut answers = Vec::new();
         obey(&mut orders.join("\n").as_bytes(), &mut answers).unwrap();
@@ -439,7 +389,7 @@ mod tests {
             (2, "connect the other end before this order"),
             (3, "there is no connection"),
             (4, "chunk is at least 1"),
-            (5, "seconds is from 0 to 3600"),
+            (5, "most is from 1 to"),
             (6, "bytes is from 1 to"),
         ] {
             assert!(why(n).contains(text), "{}", why(n));

@@ -1,42 +1,32 @@
-//! Plain sockets: one TCP stream between the same two processes, and nothing else of the engine.
+//! Turns that the stream itself says: the plain sockets of `tensorferry bench`.
 //!
-//! The initiator says what comes next in 25 bytes; then one of the two sends, and the other receives, in chunks that
-//! walk a memory of a given length. No syscall waits longer than [`STALL`] for a peer that does not go on.
+//! The initiator says what comes next in 25 bytes; then one of the two sends, and the other receives. A target makes no
+//! more memory than it is allowed, whatever is asked for.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use super::stream::{self, Way};
+
 /// A stream, and the memory that is sent from it and received to it.
 pub(crate) struct Plain {
     stream: TcpStream,
     memory: Vec<u8>,
-    at: usize,
 }
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Turn {
     pub(crate) way: Way,
+    /// Chunks, each of which is answered; otherwise a stream.
+    pub(crate) pings: bool,
     /// Bytes of one call, at most [`LARGEST_CHUNK`].
     pub(crate) chunk: usize,
     /// How much memory the chunks walk.
     pub(crate) footprint: u64,
     /// Bytes of a stream, or how many pings.
     pub(crate) amount: u64,
-}
-
-/// Who sends what.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Way {
-    /// The initiator sends a stream, and is told when all of it is there.
-    Send,
-    /// The target sends a stream.
-    Receive,
-    /// The initiator sends a chunk, the target answers with eight bytes; again and again.
-    PingSending,
-    /// The initiator asks with eight bytes, the target answers with a chunk; again and again.
-    PingReceiving,
 }
 
 /// A larger block is sent in several calls.
@@ -46,16 +36,13 @@ const STALL: Duration = Duration::from_secs(10);
 /// How long the target waits for the next turn.
 const IDLE: Duration = Duration::from_secs(600);
 const TURN_BYTES: usize = 25;
-const WORD: [u8; 8] = *b"received";
 
 impl Plain {
     /// # Errors
     /// The socket takes no settings.
     pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(STALL))?;
-        stream.set_write_timeout(Some(STALL))?;
-        Ok(Self { stream, memory: Vec::new(), at: 0 })
+        stream::set_up(&stream, STALL)?;
+        Ok(Self { stream, memory: Vec::new() })
     }
 
     /// The initiator's part of a turn; how long it took from the first byte to the last. `each` hears how long a ping took.
@@ -72,13 +59,18 @@ impl Plain {
         let began = Instant::now();
         let until = began + limit;
         self.stream.write_all(&turn.to_bytes())?;
-        match turn.way {
-            Way::Send => {
-                self.send(turn, until)?;
-                self.hear()?;
+        match (turn.pings, turn.way) {
+            (true, way) => {
+                for _ in 0..turn.amount {
+                    each(stream::ping(&self.stream, way, &mut self.memory[..turn.chunk])?);
+                    in_time(until)?;
+                }
             }
-            Way::Receive => self.receive(turn, until)?,
-            Way::PingSending | Way::PingReceiving => self.ping(turn, until, each)?,
+            (false, Way::Send) => {
+                self.send(turn, until)?;
+                stream::hear(&self.stream)?;
+            }
+            (false, Way::Receive) => self.receive(turn, until)?,
         }
         Ok(began.elapsed())
     }
@@ -97,17 +89,22 @@ impl Plain {
             }
             self.stream.set_read_timeout(Some(STALL))?;
             let turn = Turn::from_bytes(bytes).filter(|turn| turn.footprint <= most);
-            let turn = turn.ok_or_else(|| invalid("what the initiator asks for is no turn"))?;
+            let turn =
+                turn.ok_or_else(|| stream::invalid("what the initiator asks for is no turn"))?;
             self.lay_out(turn);
             // The initiator has the clock; a peer that stalls is what is not waited for here.
             let until = Instant::now() + IDLE;
-            match turn.way {
-                Way::Send => {
-                    self.receive(turn, until)?;
-                    self.stream.write_all(&WORD)?;
+            match (turn.pings, turn.way) {
+                (true, way) => {
+                    for _ in 0..turn.amount {
+                        stream::pong(&self.stream, way, &mut self.memory[..turn.chunk])?;
+                    }
                 }
-                Way::Receive => self.send(turn, until)?,
-                Way::PingSending | Way::PingReceiving => self.echo(turn)?,
+                (false, Way::Send) => {
+                    self.receive(turn, until)?;
+                    stream::say(&self.stream)?;
+                }
+                (false, Way::Receive) => self.send(turn, until)?,
             }
         }
     }
@@ -120,92 +117,15 @@ impl Plain {
             self.memory.shrink_to(len);
             self.memory.resize(len, 1);
         }
-        self.at = 0;
     }
 
-    fn send(&mut self, turn: Turn, until: Instant) -> io::Result<()> {
-        let mut left = turn.amount;
-        while left > 0 {
-            let (at, len) = self.place(turn.chunk, left);
-            let sent = (&self.stream).write(&self.memory[at..at + len]);
-            left -= self.moved(sent)?;
-            in_time(until)?;
-        }
-        Ok(())
+    fn send(&self, turn: Turn, until: Instant) -> io::Result<()> {
+        turn.is_over(stream::send(&self.stream, &self.memory, turn.chunk, turn.more(until))?)
     }
 
     fn receive(&mut self, turn: Turn, until: Instant) -> io::Result<()> {
-        let mut left = turn.amount;
-        while left > 0 {
-            let (at, len) = self.place(turn.chunk, left);
-            let received = (&self.stream).read(&mut self.memory[at..at + len]);
-            left -= self.moved(received)?;
-            in_time(until)?;
-        }
-        Ok(())
-    }
-
-    /// Where the next call reads or writes, and how much.
-    fn place(&mut self, chunk: usize, left: u64) -> (usize, usize) {
-        if self.at == self.memory.len() {
-            self.at = 0;
-        }
-        let room = self.memory.len() - self.at;
-        (self.at, usize::try_from(left).unwrap_or(usize::MAX).min(chunk).min(room))
-    }
-
-    fn moved(&mut self, result: io::Result<usize>) -> io::Result<u64> {
-        match result {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => {
-                self.at += len;
-                Ok(len as u64)
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn ping(
-        &mut self,
-        turn: Turn,
-        until: Instant,
-        each: &mut dyn FnMut(Duration),
-    ) -> io::Result<()> {
-        for _ in 0..turn.amount {
-            let began = Instant::now();
-            let block = &mut self.memory[..turn.chunk];
-            if turn.way == Way::PingSending {
-                self.stream.write_all(block)?;
-                self.hear()?;
-            } else {
-                self.stream.write_all(&WORD)?;
-                self.stream.read_exact(block)?;
-            }
-            each(began.elapsed());
-            in_time(until)?;
-        }
-        Ok(())
-    }
-
-    fn echo(&mut self, turn: Turn) -> io::Result<()> {
-        for _ in 0..turn.amount {
-            let block = &mut self.memory[..turn.chunk];
-            if turn.way == Way::PingSending {
-                self.stream.read_exact(block)?;
-                self.stream.write_all(&WORD)?;
-            } else {
-                self.stream.read_exact(&mut [0; WORD.len()])?;
-                self.stream.write_all(block)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn hear(&mut self) -> io::Result<()> {
-        let mut word = [0; WORD.len()];
-        self.stream.read_exact(&mut word)?;
-        if word == WORD { Ok(()) } else { Err(invalid("the target answered something else")) }
+        let memory = &mut self.memory;
+        turn.is_over(stream::receive(&self.stream, memory, turn.chunk, turn.more(until))?)
     }
 }
 
@@ -213,17 +133,22 @@ fn in_time(until: Instant) -> io::Result<()> {
     if Instant::now() < until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
 impl Turn {
+    /// What is left of a stream after so many bytes, as long as it is in time.
+    fn more(self, until: Instant) -> impl FnMut(u64) -> io::Result<u64> {
+        move |moved| in_time(until).map(|()| self.amount - moved)
+    }
+
+    fn is_over(self, moved: u64) -> io::Result<()> {
+        if moved == self.amount { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
     fn to_bytes(self) -> [u8; TURN_BYTES] {
-        let way = match self.way {
-            Way::Send => 1,
-            Way::Receive => 2,
-            Way::PingSending => 3,
-            Way::PingReceiving => 4,
+        let way = match (self.pings, self.way) {
+            (false, Way::Send) => 1,
+            (false, Way::Receive) => 2,
+            (true, Way::Send) => 3,
+            (true, Way::Receive) => 4,
         };
         let mut bytes = [way; TURN_BYTES];
         let numbers = [self.chunk as u64, self.footprint, self.amount];
@@ -234,11 +159,11 @@ impl Turn {
     }
 
     fn from_bytes(bytes: [u8; TURN_BYTES]) -> Option<Self> {
-        let way = match bytes[0] {
-            1 => Way::Send,
-            2 => Way::Receive,
-            3 => Way::PingSending,
-            4 => Way::PingReceiving,
+        let (pings, way) = match bytes[0] {
+            1 => (false, Way::Send),
+            2 => (false, Way::Receive),
+            3 => (true, Way::Send),
+            4 => (true, Way::Receive),
             _ => return None,
         };
         let (words, _) = bytes[1..].as_chunks::<8>();
@@ -246,7 +171,7 @@ impl Turn {
         let chunk = usize::try_from(u64::from_le_bytes(chunk)).ok()?;
         let (footprint, amount) = (u64::from_le_bytes(footprint), u64::from_le_bytes(amount));
         let sound = (1..=LARGEST_CHUNK).contains(&chunk);
-        sound.then_some(Self { way, chunk, footprint, amount })
+        sound.then_some(Self { way, pings, chunk, footprint, amount })
     }
 }
 
@@ -268,13 +193,19 @@ mod tests {
     }
 
     fn turn(way: Way, chunk: usize, footprint: u64, amount: u64) -> Turn {
-        Turn { way, chunk, footprint, amount }
+        Turn { way, pings: false, chunk, footprint, amount }
     }
 
     #[test]
     fn turns_are_read_as_they_were_written() {
-        for way in [Way::Send, Way::Receive, Way::PingSending, Way::PingReceiving] {
-            let turn = turn(way, 4095, 1 << 40, 3);
+        for (way, pings, code) in [
+            (Way::Send, false, 1),
+            (Way::Receive, false, 2),
+            (Way::Send, true, 3),
+            (Way::Receive, true, 4),
+        ] {
+            let turn = Turn { pings, ..turn(way, 4095, 1 << 40, 3) };
+            assert_eq!(turn.to_bytes()[0], code);
             assert_eq!(Turn::from_bytes(turn.to_bytes()), Some(turn));
         }
         let sound = turn(Way::Send, 1, 1, 1).to_bytes();
@@ -290,15 +221,14 @@ mod tests {
     fn both_ways_move_all_bytes_and_pings_are_counted() {
         let (mut initiator, serving) = two(1 << 20);
         let mut pings = 0;
-        for (way, chunk, footprint, amount) in [
-            (Way::Send, 4096, 1 << 16, 1_000_003),
-            (Way::Receive, 4095, 10_000, 1_000_003),
-            (Way::Send, 1 << 20, 1, 5 << 20),
-            (Way::PingSending, 64, 64, 10),
-            (Way::PingReceiving, 65_536, 1 << 20, 10),
-            (Way::Receive, 1, 1, 0),
+        for turn in [
+            turn(Way::Send, 4096, 1 << 16, 1_000_003),
+            turn(Way::Receive, 4095, 10_000, 1_000_003),
+            turn(Way::Send, 1 << 20, 1, 5 << 20),
+            Turn { pings: true, ..turn(Way::Send, 64, 64, 10) },
+            Turn { pings: true, ..turn(Way::Receive, 65_536, 1 << 20, 10) },
+            turn(Way::Receive, 1, 1, 0),
         ] {
-            let turn = turn(way, chunk, footprint, amount);
             initiator.run(turn, LIMIT, &mut |_| pings += 1).unwrap();
         }
         assert_eq!(pings, 20);
