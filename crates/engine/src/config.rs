@@ -51,8 +51,9 @@ pub struct Config {
     pub lane_idle_probe: Duration,
     /// A lane that was idle for so long is closed.
     pub lane_keep: Duration,
-    /// How long a thread that waits for a small batch spins before it sleeps; zero: not at all. It does not spin while
-    /// batches take longer, or while others want its processor.
+    /// How long a thread that waits for a small batch spins before it sleeps, and an IO thread that waits for the next
+    /// request or answer (a fifth of that within payloads); zero: not at all. None does while waits usually take longer than
+    /// twice that, or while others want its processor.
     pub spin: Duration,
     /// Copy into registered memory through the kernel, so that a buffer that its owner has
     /// unmapped fails the request and not the process.

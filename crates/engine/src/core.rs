@@ -18,10 +18,10 @@ use crate::log::{Kind, Log};
 use crate::memory::CopyMode;
 use crate::metrics::Metrics;
 use crate::registry::Registry;
+use crate::spin::Spin;
 use crate::staging::Devices;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex, locked};
-use crate::transfer::Spin;
 
 pub(crate) struct Core {
     pub(crate) config: Config,

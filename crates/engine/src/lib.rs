@@ -85,6 +85,7 @@ mod peers;
 mod registry;
 #[cfg(test)]
 mod sim;
+mod spin;
 mod staging;
 mod sync;
 mod tcp;

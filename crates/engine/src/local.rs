@@ -13,10 +13,11 @@ use crate::memory::{CopyMode, copy_within};
 use crate::metrics::PeerCounters;
 use crate::peer::{Account, PeerState, PeerStats};
 use crate::registry::BufferInfo;
+use crate::spin::Spin;
 use crate::staging::{DevicePath, PathError};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::locked;
-use crate::transfer::{BatchInner, Cause, Owner, Slice, Spin, Stop};
+use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
 /// The engine as its own peer.
 pub(crate) struct Local {

@@ -19,10 +19,11 @@ use crate::core::Queued;
 use crate::error::Error;
 use crate::io::{Command, Mailbox};
 use crate::registry::{Access, BufferInfo, Range, Registry};
+use crate::spin::Spin;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Call, Mutex, locked};
 use crate::transfer::{
-    BatchInner, BatchState, Cause, Held, Order, Owner, Places, Request, Slice, Spin, Stop,
+    BatchInner, BatchState, Cause, Held, Order, Owner, Places, Request, Slice, Stop,
 };
 
 fn model(work: impl Fn() + Send + Sync + 'static) {

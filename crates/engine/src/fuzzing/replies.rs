@@ -7,11 +7,12 @@ use tensorferry_wire::{Op, STATUS_LEN, Status, Version};
 
 use crate::fuzzing::Cuts;
 use crate::memory::{HostBuffer, Span};
+use crate::spin::Spin;
 use crate::staging::Alarm;
 use crate::sync::locked;
 use crate::tcp::{Ending, Lane, LaneFault, MAX_CALL_SPANS, SendHalf};
 use crate::transfer::{
-    Batch, BatchInner, BatchState, Held, Order, Owner, Places, Request, Slice, Spin, Stop,
+    Batch, BatchInner, BatchState, Held, Order, Owner, Places, Request, Slice, Stop,
 };
 
 /// What lies between the memory of two requests.

@@ -36,6 +36,8 @@ pub(crate) struct Conn {
     /// The connection is gone in both directions, which nothing but reading or sending would tell.
     pub(super) gone: bool,
     pub(super) queued: bool,
+    /// As [`crate::io::wait::Waits`] counts it.
+    pub(super) flowing: bool,
     /// When it is to be looked at again at the latest.
     pub(super) due: Option<Instant>,
     /// Whether a timer for `due` is running.
@@ -145,6 +147,7 @@ impl Reactor {
             read_closed: false,
             gone: false,
             queued: false,
+            flowing: false,
             due,
             timed: false,
             bell: ConnBell::of(self.mailbox(), token),

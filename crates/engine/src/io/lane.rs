@@ -488,6 +488,11 @@ impl LaneConn {
         (self.is_open() && self.lane.is_idle()).then_some(self.active)
     }
 
+    /// Whether a payload has arrived in part.
+    pub(super) fn is_in_payload(&self) -> bool {
+        self.lane.is_in_payload()
+    }
+
     pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }

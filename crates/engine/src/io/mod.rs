@@ -15,6 +15,7 @@ mod pool;
 mod serve;
 mod socket;
 mod thread;
+mod wait;
 
 pub(crate) use descriptors::Descriptors;
 pub(crate) use lane::LaneReport;

@@ -24,6 +24,7 @@ use crate::io::ask::Asked;
 use crate::io::conns::{Conn, Event, Fate, Kind, Place, split};
 use crate::io::lane::{LaneReport, Stuck};
 use crate::io::mailbox::{Command, Mailbox, WAKER};
+use crate::io::wait::Waits;
 use crate::local::Local;
 use crate::log::Kind as Line;
 use crate::memory::Span;
@@ -74,6 +75,7 @@ pub(crate) struct Reactor {
     pub(super) lanes: BTreeMap<usize, Vec<Token>>,
     pub(super) now: Instant,
     pub(super) scratch: Scratch,
+    pub(super) waits: Waits,
     stopping: bool,
 }
 
@@ -125,6 +127,7 @@ impl Reactor {
         listeners: Option<(Listener, Listener)>,
     ) -> Result<Self> {
         let most_answers = MAX_ANSWERS / core.mailboxes.len();
+        let waits = Waits::new(core.config.spin);
         let mut reactor = Self {
             core,
             index,
@@ -157,6 +160,7 @@ impl Reactor {
                 requeue: Vec::new(),
                 receive: vec![0; RECEIVE].into_boxed_slice(),
             },
+            waits,
             stopping: false,
         };
         if let Some((control, data)) = listeners {
@@ -177,9 +181,7 @@ impl Reactor {
     fn work(&mut self) {
         let mut events = Events::with_capacity(256);
         while !self.stopping {
-            let timeout = self.timeout();
-            let polled = self.poll.poll(&mut events, timeout);
-            match polled {
+            match self.wait(&mut events) {
                 Ok(()) => {}
                 // A process that was stopped and goes on comes by here: sockets first, then deadlines.
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -365,6 +367,7 @@ impl Reactor {
             Kind::Control(_) => self.drive_control(&mut conn),
             Kind::Ask(_) => self.drive_ask(&mut conn),
         };
+        self.waits.note(&mut conn);
         match fate {
             Fate::Close => self.close(conn),
             Fate::Wait => self.put_back(conn),
@@ -377,6 +380,7 @@ impl Reactor {
 
     pub(super) fn close(&mut self, mut conn: Box<Conn>) {
         self.claim(&mut conn);
+        self.waits.forget(&mut conn);
         let (index, _) = split(conn.token);
         let _ = self.poll.registry().deregister(&mut SourceFd(&conn.socket.as_raw_fd()));
         self.conns[index].generation = self.conns[index].generation.wrapping_add(1);

@@ -25,10 +25,11 @@ use crate::peer::backoff::Backoff;
 use crate::peer::notify::Notifications;
 use crate::peer::queue::{Queue, Work};
 use crate::registry::BufferInfo;
+use crate::spin::Spin;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Call, locked};
 use crate::tcp::Room;
-use crate::transfer::{BatchInner, Cause, Owner, Slice, Spin, Stop};
+use crate::transfer::{BatchInner, Cause, Owner, Slice, Stop};
 
 pub(crate) use route::Route;
 pub(crate) use stats::Account;

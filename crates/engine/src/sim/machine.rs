@@ -132,6 +132,11 @@ impl Process {
         self.threads.iter().filter(|t| t.reactor.is_some()).filter_map(|t| t.wake)
     }
 
+    /// How many connections of thread `index` are in the middle of a payload.
+    pub(super) fn flowing(&self, index: usize) -> Option<usize> {
+        self.threads[index].reactor.as_ref()?.flowing()
+    }
+
     /// Thread `index` does what it does between two polls; `Err`: it does the same for ever.
     pub(super) fn turn(&mut self, process: usize, index: usize) -> Result<(), String> {
         let thread = &mut self.threads[index];
@@ -145,6 +150,9 @@ impl Process {
         let told = !events.is_empty();
         net::with(|net| net.note(|| format!("{id:?} runs with {} events", events.len())));
         reactor.turn(events);
+        if reactor.flowing().is_none() {
+            return Err(format!("{id:?} counts wrong what is in the middle of a payload"));
+        }
         if reactor.is_stopping() {
             reactor.fail_everything();
             thread.reactor = None;

@@ -94,6 +94,38 @@ fn what_has_come_before_a_batch_was_submitted_answers_nothing_of_it() {
     }
 }
 
+/// How an IO thread waits depends on it.
+#[test]
+fn a_thread_knows_whether_it_is_in_the_middle_of_a_payload() {
+    tell(|world| {
+        let flowing = |world: &World<'_>| {
+            [0, 1].map(|process| world.processes[process].flowing(0).expect("counted right"))
+        };
+        world.plan.chunk = 7;
+        for op in [Op::Write, Op::Read] {
+            // Where the payload goes to.
+            let to = usize::from(op == Op::Write);
+            let request = world.ask_for(0, 1, (op, 50, Kind::Good)).expect("there is memory");
+            let minute = Duration::from_secs(60);
+            let index = world.submit(0, 1, vec![request], minute, false)?.expect("there is room");
+            let mut halfway = false;
+            world.drive(|world| {
+                halfway |= flowing(world)[to] == 1;
+                !World::is_running(&world.sent[index])
+            })?;
+            world.run_alone(0)?;
+            world.run_alone(1)?;
+            if flowing(world) != [0, 0] {
+                return Err(format!("after a {op:?}: {:?}", flowing(world)));
+            }
+            if !halfway {
+                return Err(format!("nothing was in the middle of a {op:?}"));
+            }
+        }
+        Ok(())
+    });
+}
+
 /// What a submitting thread finds in the queue and cannot send waits there for a newer descriptor, which may never come.
 #[test]
 fn what_a_submitting_thread_sets_aside_has_its_deadline_kept() {

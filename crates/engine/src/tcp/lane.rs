@@ -381,6 +381,11 @@ impl Lane {
         }
     }
 
+    /// Whether a payload has arrived in part.
+    pub(crate) fn is_in_payload(&self) -> bool {
+        self.reader.is_in_payload()
+    }
+
     /// Lets go of a staging slot that waits for the socket.
     pub(crate) fn relinquish(&mut self, bell: &Arc<dyn Bell>) {
         self.inlet.rest(bell);

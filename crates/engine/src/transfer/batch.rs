@@ -151,7 +151,8 @@ impl fmt::Debug for Batch {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::transfer::{Cause, Held, Order, Owner, Places, Request, Slice, Spin};
+    use crate::spin::Spin;
+    use crate::transfer::{Cause, Held, Order, Owner, Places, Request, Slice};
 
     struct Nobody(Arc<str>, Spin);
 

@@ -12,11 +12,12 @@ use crate::error::{Error, Result, Subject};
 use crate::memory::Lent;
 use crate::metrics::PeerMetrics;
 use crate::registry::Pin;
+use crate::spin::Spin;
 use crate::staging::{Stager, Word};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use crate::sync::{Condvar, Mutex, locked};
 use crate::transfer::cause::{Cause, FailedBatch, Stop};
-use crate::transfer::{BatchState, Request, Slice, Spin};
+use crate::transfer::{BatchState, Request, Slice};
 
 /// Who made a batch, and is told how it goes.
 pub(crate) trait Owner: Send + Sync {

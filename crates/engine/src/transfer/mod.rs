@@ -7,7 +7,6 @@ mod inner;
 mod options;
 mod order;
 mod slice;
-mod spin;
 mod table;
 
 #[cfg(test)]
@@ -19,7 +18,6 @@ pub(crate) use inner::{BatchInner, Held, Order, Owner, Places};
 pub use options::{OnFull, Request, SubmitOptions};
 pub use order::UserStream;
 pub(crate) use slice::{Hold, Slice};
-pub(crate) use spin::Spin;
 pub use table::{BatchId, BatchTable};
 
 /// No deadline is later than this.

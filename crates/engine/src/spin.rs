@@ -1,11 +1,11 @@
-//! How long a waiter spins before it sleeps.
+//! How long whoever waits spins before it sleeps: a thread of the user's, or an IO thread.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// What the waiters of an engine know of how long they wait. Spinning saves a small transfer the time that it takes to
-/// be woken, and is of no use for what takes longer, or while others want the processor.
+/// What those who wait for something know of how long they wait. Spinning saves the time that it takes to be woken, which
+/// is of no use for what takes much longer, or while others want the processor.
 #[derive(Debug)]
 pub(crate) struct Spin {
     limit: Duration,
@@ -32,7 +32,7 @@ impl Spin {
     }
 
     /// Spins from `begin` until `done`, at most for `timeout` and as long as it is of use.
-    pub(crate) fn wait(&self, begin: Instant, timeout: Duration, done: impl Fn() -> bool) {
+    pub(crate) fn wait(&self, begin: Instant, timeout: Duration, done: impl FnMut() -> bool) {
         if !self.is_worth_it() {
             return;
         }
@@ -63,7 +63,7 @@ fn nanoseconds(time: Duration) -> u32 {
     time.as_nanos().min(u128::from(u32::MAX / 4)) as u32
 }
 
-fn spin(begin: Instant, limit: Duration, done: impl Fn() -> bool) {
+fn spin(begin: Instant, limit: Duration, mut done: impl FnMut() -> bool) {
     let (mut spun, mut yield_at) = (Duration::ZERO, YIELD);
     while !done() && spun < limit {
         std::hint::spin_loop();

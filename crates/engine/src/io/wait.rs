@@ -1,0 +1,87 @@
+//! How an IO thread waits for what comes next.
+
+use std::io;
+use std::time::Duration;
+
+use mio::Events;
+
+use crate::clock;
+use crate::io::conns::{Conn, Kind};
+use crate::io::thread::Reactor;
+use crate::spin::Spin;
+
+/// It spins for a moment before it sleeps, if it usually does not have to wait for long.
+pub(super) struct Waits {
+    /// Between requests, for which somebody waits.
+    between: Spin,
+    /// In the middle of payloads. What comes then is not lost by waiting for more of it, so only gaps are bridged which are
+    /// so short that the processor has nearly all of its time to move bytes.
+    within: Spin,
+    /// Connections that are in the middle of a payload.
+    flowing: usize,
+}
+
+/// By how much gaps within payloads are shorter than those between requests.
+const SHORTER: u32 = 5;
+
+impl Waits {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { between: Spin::new(limit), within: Spin::new(limit / SHORTER), flowing: 0 }
+    }
+
+    /// A connection was driven.
+    pub(super) fn note(&mut self, conn: &mut Conn) {
+        self.forget(conn);
+        conn.flowing = conn.flows();
+        self.flowing += usize::from(conn.flowing);
+    }
+
+    /// A connection is closed.
+    pub(super) fn forget(&mut self, conn: &mut Conn) {
+        self.flowing -= usize::from(std::mem::take(&mut conn.flowing));
+    }
+}
+
+impl Reactor {
+    /// Waits until something has happened, or is due.
+    pub(super) fn wait(&mut self, events: &mut Events) -> io::Result<()> {
+        let timeout = self.timeout();
+        if timeout == Some(Duration::ZERO) {
+            return self.poll.poll(events, timeout);
+        }
+        let Self { waits, poll, .. } = self;
+        let spin = if waits.flowing > 0 { &waits.within } else { &waits.between };
+        let begin = clock::now();
+        let mut polled = Ok(());
+        events.clear();
+        spin.wait(begin, timeout.unwrap_or(Duration::MAX), || {
+            polled = poll.poll(events, Some(Duration::ZERO));
+            polled.is_err() || !events.is_empty()
+        });
+        if polled.is_ok() && events.is_empty() {
+            polled = poll.poll(events, timeout);
+        }
+        spin.learn(clock::since(begin));
+        polled
+    }
+}
+
+#[cfg(test)]
+impl Reactor {
+    /// How many connections are in the middle of a payload; `None`: they are not counted right.
+    pub(crate) fn flowing(&self) -> Option<usize> {
+        let flowing = self.each().filter(|conn| conn.flowing).count();
+        (flowing == self.waits.flowing).then_some(flowing)
+    }
+}
+
+impl Conn {
+    /// Whether a payload has arrived, or was sent, in part.
+    fn flows(&self) -> bool {
+        match &self.kind {
+            Kind::Lane(lane) => lane.is_open() && (!self.writable || lane.is_in_payload()),
+            Kind::Serve(serve) => !self.writable || !serve.is_idle(),
+            Kind::Control(_) | Kind::Ask(_) => false,
+        }
+    }
+}
