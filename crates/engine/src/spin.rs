@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// What those who wait for something know of how long they wait. Spinning saves the time that it takes to be woken, which
 /// is of no use for what takes much longer, or while others want the processor.
@@ -12,6 +12,9 @@ pub(crate) struct Spin {
     /// How long waits usually are, in nanoseconds.
     usual: AtomicU32,
     spinning: AtomicUsize,
+    born: Instant,
+    /// Nanoseconds from then until when nobody spins, since others want the processor.
+    avoided: AtomicU64,
 }
 
 /// More of them than idle cores would take the processors from the threads that they wait for.
@@ -24,20 +27,33 @@ const MEMORY: u32 = 8;
 /// How often others are let have the processor, and how long they have it if they want it.
 const YIELD: Duration = Duration::from_micros(5);
 const WANTED: Duration = Duration::from_micros(15);
+/// Who has it for so long computes, and whoever lets him have it may lose as much each time. So that little is lost by
+/// trying, nobody spins for so many times as long.
+const COMPUTES: Duration = Duration::from_millis(1);
+const CAUTION: u32 = 20;
 
 impl Spin {
     /// Waiters spin for at most `limit`; not at all if it is zero.
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, usual: AtomicU32::new(0), spinning: AtomicUsize::new(0) }
+        Self {
+            limit,
+            usual: AtomicU32::new(0),
+            spinning: AtomicUsize::new(0),
+            born: Instant::now(),
+            avoided: AtomicU64::new(0),
+        }
     }
 
     /// Spins from `begin` until `done`, at most for `timeout` and as long as it is of use.
     pub(crate) fn wait(&self, begin: Instant, timeout: Duration, done: impl FnMut() -> bool) {
-        if !self.is_worth_it() {
+        if !self.is_worth_it() || self.is_avoided(begin) {
             return;
         }
         if self.spinning.fetch_add(1, Ordering::Relaxed) < MOST_SPINNING {
-            spin(begin, timeout.min(self.limit), done);
+            let lost = spin(begin, timeout.min(self.limit), done);
+            if lost >= COMPUTES {
+                self.avoid(begin + lost, lost);
+            }
         }
         self.spinning.fetch_sub(1, Ordering::Relaxed);
     }
@@ -52,6 +68,18 @@ impl Spin {
         self.usual.store(usual - usual / MEMORY + waited / MEMORY, Ordering::Relaxed);
     }
 
+    /// Others have had the processor for a time until `now`.
+    #[cold]
+    fn avoid(&self, now: Instant, lost: Duration) {
+        let until = (now - self.born).saturating_add(lost.saturating_mul(CAUTION));
+        let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        self.avoided.store(until, Ordering::Relaxed);
+    }
+
+    fn is_avoided(&self, now: Instant) -> bool {
+        (now - self.born).as_nanos() < self.avoided.load(Ordering::Relaxed).into()
+    }
+
     fn is_worth_it(&self) -> bool {
         let worth = nanoseconds(self.limit).saturating_mul(WORTH);
         !self.limit.is_zero() && self.usual.load(Ordering::Relaxed) <= worth
@@ -63,7 +91,8 @@ fn nanoseconds(time: Duration) -> u32 {
     time.as_nanos().min(u128::from(u32::MAX / 4)) as u32
 }
 
-fn spin(begin: Instant, limit: Duration, mut done: impl FnMut() -> bool) {
+/// Returns for how long others have had the processor, if that is why it has ended.
+fn spin(begin: Instant, limit: Duration, mut done: impl FnMut() -> bool) -> Duration {
     let (mut spun, mut yield_at) = (Duration::ZERO, YIELD);
     while !done() && spun < limit {
         std::hint::spin_loop();
@@ -72,11 +101,12 @@ fn spin(begin: Instant, limit: Duration, mut done: impl FnMut() -> bool) {
             std::thread::yield_now();
             let now = begin.elapsed();
             if now - spun > WANTED {
-                return;
+                return now - spun;
             }
             (spun, yield_at) = (now, now + YIELD);
         }
     }
+    Duration::ZERO
 }
 
 #[cfg(test)]
@@ -124,6 +154,22 @@ mod tests {
         let begin = Instant::now();
         spin.wait(begin, Duration::MAX, || false);
         assert!(begin.elapsed() >= WANTED);
+    }
+
+    #[test]
+    fn a_processor_that_others_compute_on_is_left_to_them_for_a_while() {
+        let spin = Spin::new(LIMIT);
+        let (now, lost) = (Instant::now(), Duration::from_millis(3));
+        let spins_at = |after: Duration| {
+            let looked = std::cell::Cell::new(false);
+            spin.wait(now + after, LIMIT, || looked.replace(true));
+            looked.get()
+        };
+        spin.avoid(now, lost);
+        assert!(!spins_at(Duration::ZERO) && !spins_at(lost * (CAUTION - 1)));
+        assert!(spins_at(lost * (CAUTION + 1)));
+        spin.avoid(now, Duration::MAX);
+        assert!(!spins_at(Duration::from_secs(3600)), "of any length");
     }
 
     #[test]
