@@ -53,7 +53,7 @@ pub enum OnFull {
     Wait,
     /// Wait for room for so long, and no longer than until the deadline; then as `Refuse`.
     WaitFor(Duration),
-    /// Refuse the batch with [`Error::Busy`].
+    /// Refuse the batch with [`crate::Error::Busy`].
     Refuse,
 }
 
