@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as tree
@@ -14,7 +16,7 @@ from peers import OURS, PEER, ROOT, STAND_IN, clean_environment, need, why_absen
 
 sys.path.append(str(ROOT / "scripts"))
 
-from comparing import chart, end, figures, report, rounds, works  # noqa: E402
+from comparing import chart, end, figures, main, network, process, report, rounds, works  # noqa: E402
 
 SCRIPT = ROOT / "scripts" / "compare"
 NAMES = ["raw", "ours", "ours-to-peer", "peer", "peer-best", "nixl", "gloo", "raw again"]
@@ -166,6 +168,80 @@ def test_payload_that_was_not_counted_is_found():
     twice = {"gb_per_s": 1.0, "counted_bytes": 1_100_000_000}
     assert figures.violation(turn("ours", "64 KiB × 64", **twice)) is None
     assert "10.0 % more" in figures.violation(turn("ours", "1 MiB × 16", **twice))
+    others = "this system makes no network namespace"
+    assert figures.violation(turn("ours", "1 MiB × 16", **twice), others) is None
+    assert "has counted 5" in figures.violation(turn("ours", "1 MiB × 16", counted_bytes=5), others)
+
+
+def test_one_of_ours_that_does_not_run_is_a_failure_unless_nobody_asked_for_it():
+    turns = [turn("raw", "1 MiB × 16")]
+    for why_not, problems in (("it does not start: no memory", 1), (main.NOT_ASKED_FOR, 0)):
+        assert main.summary(document(turns, why_not={"ours": why_not, "nixl": "not installed"})) == problems
+
+
+# What goes wrong around it
+
+
+def test_a_process_that_has_ended_says_so_whatever_is_asked_of_it():
+    ended = process.Process([sys.executable, "-c", "raise SystemExit('it was enough')"], clean_environment(OURS))
+    for reaped in (False, True):
+        if reaped:
+            ended.process.wait()
+        for ask in (lambda: ended.ask("run"), ended.peak, ended.forget_peak):
+            with pytest.raises(process.Failed, match="ended with code 1: it was enough"):
+                ask()
+    # Its id may be somebody else's by now.
+    ended.freeze()
+    ended.thaw()
+    ended.close()
+
+
+def test_no_network_of_our_own_is_no_reason_to_end(monkeypatch):
+    def refused():
+        raise PermissionError(1, "Operation not permitted", "/proc/self/uid_map")
+
+    before = os.readlink("/proc/self/ns/net")
+    monkeypatch.setattr(network, "move", refused)
+    assert network.enter() == "this system makes no network namespace ([Errno 1] Operation not permitted: '/proc/self/uid_map')"
+    assert os.readlink("/proc/self/ns/net") == before
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
+    file = tmp_path / "compare.json"
+    report.put(file, "before")
+    with pytest.raises(UnicodeEncodeError):
+        report.put(file, "half of it \ud800")
+    assert file.read_text() == "before" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill_end_it_and_leave_nothing_behind(number, tmp_path):
+    need(OURS)
+    command = [sys.executable, str(SCRIPT), "--small", "--only", "raw,ours", "--seconds", "30"]
+    env = {**clean_environment(OURS), "TMPDIR": str(tmp_path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as running:
+        try:
+            for line in running.stdout:
+                if line.startswith("round 1"):
+                    break
+            running.send_signal(number)
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert (running.returncode, said) == (130, "scripts/compare: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    command = [sys.executable, str(SCRIPT), "--small", "--out", str(file / "folder")]
+    ran = subprocess.run(command, env=clean_environment(OURS), capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and ran.stdout == "", ran.stdout
+    assert ran.stderr == f"scripts/compare: [Errno 20] Not a directory: '{file / 'folder'}'\n"
 
 
 # Works, and what is compared

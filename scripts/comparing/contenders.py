@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparing.process import EnginePair, Pair, PlainPair
+from comparing.process import PATIENCE, EnginePair, Pair, PlainPair
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: scripts/test puts it there.
@@ -45,9 +45,11 @@ class Kind:
         """The version, or why it is not there."""
         if not Path(self.python).exists():
             return None, f"{Path(self.python).relative_to(ROOT)} is not there; scripts/compare --install makes it"
-        tried = subprocess.run(
-            [self.python, "-c", self.version], env=clean(self.env), capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [self.python, "-c", self.version]
+        try:
+            tried = subprocess.run(command, env=clean(self.env), capture_output=True, text=True, timeout=PATIENCE, check=False)
+        except subprocess.TimeoutExpired:
+            return None, f"importing it takes longer than {PATIENCE:.0f} s"
         if tried.returncode == 0:
             return tried.stdout.strip(), None
         return None, f"it cannot be imported: {(tried.stderr.strip().splitlines() or ['no message'])[-1]}"

@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from comparing import facts, figures, installing, network, report
@@ -20,6 +22,7 @@ SMALL = {"rounds": 1, "seconds": 0.1, "only": "raw,ours,ours-to-peer,peer,raw ag
 #: What goes wrong with the others is said, and no failure of this program.
 OWN = (figures.OURS, figures.RAW, figures.RAW_AGAIN)
 USUAL = {"rounds": 5, "seconds": 0.8, "only": None, "works": None}
+NOT_ASKED_FOR = "not asked for (--only, --small)"
 
 
 def arguments() -> argparse.Namespace:
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> dict:
         if contender.name in args.only:
             contender.find()
         else:
-            contender.why_not = "not asked for (--only, --small)"
+            contender.why_not = NOT_ASKED_FOR
     document["network"] = network.enter()
     stage = Stage(taking_part, args.works, say)
     try:
@@ -98,15 +101,15 @@ def run(args: argparse.Namespace) -> dict:
 def summary(document: dict) -> int:
     """Prints the goals and whatever went wrong; returns how much of that is ours."""
     seen = figures.Run(document)
-    words = {True: "met", False: "NOT MET", None: "not measured"}
+    words, problems = {True: "met", False: "NOT MET", None: "not measured"}, 0
     for goal in figures.goals(seen):
         say(f"{words[goal.met]:12} {goal.work:22} {goal.text}: {goal.figures}")
     for contender in document["contenders"]:
         if contender["why_not"]:
             say(f"not run      {contender['name']}: {contender['why_not']}")
-    problems = 0
+            problems += contender["name"] in OWN and contender["why_not"] != NOT_ASKED_FOR
     for turn in document["turns"]:
-        said = turn["failed"] or turn["wrong"] or figures.violation(turn)
+        said = turn["failed"] or turn["wrong"] or figures.violation(turn, document["network"])
         if said:
             say(f"problem      round {turn['round'] + 1}, {turn['contender']}, {turn['op']} {turn['work']}: {said}")
             problems += turn["contender"] in OWN
@@ -114,12 +117,28 @@ def summary(document: dict) -> int:
 
 
 def main() -> int:
-    args = arguments()
+    # Whichever way it ends: no process, and no folder of theirs, is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return compare(arguments())
+    except KeyboardInterrupt:
+        print("scripts/compare: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"scripts/compare: {error}", file=sys.stderr)
+        return 1
+
+
+def compare(args: argparse.Namespace) -> int:
     if args.install:
         return 1 if installing.install() else 0
     if args.report:
         document = json.loads(Path(args.report).read_text())
     else:
+        if args.out:
+            # Now, rather than when all is measured, it is found out that nothing can be written there.
+            args.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.out).close()
         if not args.small:
             installing.install()
         document = run(args)

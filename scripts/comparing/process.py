@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from comparing.works import INITIATOR, TARGET, Work
 
@@ -21,6 +24,9 @@ PATIENCE = 120.0
 MANY = 3_000_000
 #: A pair is warm after so many calls or so long.
 WARM_CALLS, WARM_SECONDS = 3, 0.1
+
+
+T = TypeVar("T")
 
 
 class Failed(Exception):
@@ -66,30 +72,43 @@ class Process:
         return answer
 
     def obituary(self) -> str:
-        code = self.process.wait()
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"{self.what} takes no orders any more, and runs on"
         self.said.seek(0)
         lines = self.said.read().decode(errors="replace").strip().splitlines()
         return f"{self.what} ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
 
     # What the kernel says about it. Nothing is asked of the process, so nothing is added to what it costs.
 
+    def kernel(self, say: Callable[[], T]) -> T:
+        try:
+            return say()
+        except (OSError, KeyError):
+            # Of one that has ended, it says less.
+            raise Failed(self.obituary()) from None
+
     def cpu(self) -> float:
         """Processor seconds of all of its threads so far, from the kernel's clock of that process."""
-        return time.clock_gettime(~self.pid << 3 | 2)
+        return self.kernel(lambda: time.clock_gettime(~self.pid << 3 | 2))
 
     def forget_peak(self) -> None:
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        self.kernel(lambda: Path(f"/proc/{self.pid}/clear_refs").write_text("5"))
 
     def peak(self) -> int:
         """The most memory it has had at once since the last `forget_peak`, VmHWM."""
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
-        return int(status["VmHWM"].split()[0]) << 10
+        return self.kernel(lambda: int(self.status()["VmHWM"].split()[0]) << 10)
+
+    def status(self) -> dict[str, str]:
+        return dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
 
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        # Not by its id, which is somebody else's when it has ended.
+        self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -119,6 +138,15 @@ class Pair:
         self.held = False
         #: Why it takes no more turns.
         self.broken: str | None = None
+
+    @contextlib.contextmanager
+    def or_closed(self) -> Iterator[None]:
+        """What fails leaves no process behind."""
+        try:
+            yield
+        except Failed:
+            self.close()
+            raise
 
     def both(self, order: str, initiator: dict, target: dict) -> list[dict]:
         """Each end's answer; the target is told first, since it may have to listen."""
@@ -173,12 +201,9 @@ class EnginePair(Pair):
         made = [Process([pythons[n], str(END), engines[n], roles[n], str(size)], envs[n]) for n in (0, 1)]
         super().__init__(*made, own=size)
         self.two_sided = engines[1] == "Gloo"
-        try:
+        with self.or_closed():
             hello = [answer.get("value") for answer in self.answers(*self.ends)]
-        except Failed:
-            self.close()
-            raise
-        self.both("meet", {"peer": hello[1], "place": place}, {"peer": hello[0], "place": place})
+            self.both("meet", {"peer": hello[1], "place": place}, {"peer": hello[0], "place": place})
 
     def tell_fill(self, end: Process, seed: int, complement: bool) -> None:
         end.tell("fill", seed=seed, complement=complement)
@@ -214,7 +239,8 @@ class PlainPair(Pair):
     def __init__(self, env: dict[str, str]):
         made = [Process([sys.executable, "-m", "tensorferry", "__plain"], env) for _ in (0, 1)]
         super().__init__(*made, own=0)
-        self.port = [end.answer()["port"] for end in self.ends][1]
+        with self.or_closed():
+            self.port = [answer["port"] for answer in self.answers(*self.ends)][1]
 
     def tell_fill(self, end: Process, seed: int, complement: bool) -> None:
         end.tell("fill", bytes=self.payload, pattern={"seed": seed << 40, "complement": complement})

@@ -17,12 +17,23 @@ def write(document: dict, folder: Path) -> list[Path]:
     """compare.md, compare.json and the charts."""
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(document)
-    files = {name: content for name, content in charts(run).items() if content}
-    page = markdown(run, list(files))
-    files |= {"compare.md": page, "compare.json": json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"}
+    drawn = {name: content for name, content in charts(run).items() if content}
+    # First what all the rest can be made from again.
+    files = {"compare.json": json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"}
+    files |= {"compare.md": markdown(run, list(drawn)), **drawn}
     for name, content in files.items():
-        (folder / name).write_text(content)
+        put(folder / name, content)
     return [folder / name for name in files]
+
+
+def put(file: Path, content: str) -> None:
+    """All of it, or what was there before: disks are full at times."""
+    new = file.with_name(f".{file.name}")
+    try:
+        new.write_text(content)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 # Charts
@@ -234,7 +245,7 @@ def cell(run: Run, name: str, work: str, op: str, whats: list, digits: int) -> s
     values = [run.spread(name, work, op, what) for what in whats]
     if None in values:
         return "failed" if run.failure(name, work, op) else ""
-    mark = " †" if any(figures.violation(turn) for turn in run.turns[name, work, op]) else ""
+    mark = " †" if any(figures.violation(turn, run.document["network"]) for turn in run.turns[name, work, op]) else ""
     return " / ".join(f"{value.median:,.{digits}f}" for value in values) + mark
 
 
@@ -269,7 +280,7 @@ def checks(run: Run) -> str:
     compared = sum(turn.get("verified_bytes") or 0 for turn in turns)
     problems = {}
     for turn in turns:
-        said = turn["failed"] or (turn["wrong"] and f"wrong bytes: {turn['wrong']}") or figures.violation(turn)
+        said = turn["failed"] or (turn["wrong"] and f"wrong bytes: {turn['wrong']}") or figures.violation(turn, run.document["network"])
         if not said and turn.get("failed_warming"):
             said = f"failed before the clock ran, and then worked: {turn['failed_warming'][0]}"
         if said:

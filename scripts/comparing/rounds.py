@@ -67,9 +67,13 @@ class Stage:
         first = self.turn(contender, pair, self.works[0], OPS[0], 0.05)
         if first["failed"] or first["wrong"]:
             pair.broken = f"its first transfer failed: {first['failed'] or first['wrong']}"
-            pair.close()
         else:
-            self.hold_if_busy(contender, variant, pair)
+            try:
+                self.hold_if_busy(contender, variant, pair)
+            except Failed as failure:
+                pair.broken = f"it does not stay: {failure}"
+        if pair.broken:
+            pair.close()
         return pair.broken
 
     def renew(self, pair: Pair) -> None:
