@@ -45,7 +45,9 @@ const FEWEST: usize = 5;
 const TELLING: Duration = Duration::from_millis(5);
 /// What moves before the clock of a turn starts: connections grow cold in the pauses.
 const RUN_UP: Duration = Duration::from_millis(10);
-/// How much longer than expected a turn may take.
+/// So much of the stream tells how fast it is, also where a batch of the engine takes longer than that.
+const ENOUGH: Duration = Duration::from_secs(2);
+/// How long a turn may take, which is far more than expected of any.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The largest block that is sent to and fro.
 const LARGEST_PING: u64 = 64 << 10;
@@ -140,10 +142,10 @@ impl Beside {
 }
 
 impl Pairs {
-    /// A turn of about this length, of whole chunks.
+    /// A turn of about this length, if that is not too long, of whole chunks.
     fn lasting(&self, time: Duration) -> Turn {
         let chunk = self.turn.chunk as u64;
-        let amount = (self.bytes_per_second * time.as_secs_f64()) as u64;
+        let amount = (self.bytes_per_second * time.min(ENOUGH).as_secs_f64()) as u64;
         Turn { amount: amount.div_ceil(chunk).max(1) * chunk, ..self.turn }
     }
 
@@ -202,5 +204,7 @@ pub(crate) mod tests {
         assert_eq!((pairs.bytes, pairs.elapsed), (1_000_000, Duration::from_millis(1)));
         assert_eq!(pairs.lasting(Duration::from_millis(1)).amount, 245 * 4096);
         assert_eq!(pairs.lasting(Duration::ZERO).amount, 4096);
+        let frozen = pairs.lasting(Duration::from_secs(3600)).amount;
+        assert!(frozen <= 2_000_000_000 + 4096, "a batch that hung is not made up for: {frozen}");
     }
 }

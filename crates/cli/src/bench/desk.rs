@@ -61,7 +61,7 @@ struct Guest {
 /// How many connections may be there that have not said what they are. Each of them goes after [`INTRODUCTION`].
 const STRANGERS: usize = 32;
 /// An initiator that says nothing for so long has hung.
-const IDLE: Duration = Duration::from_secs(600);
+pub(crate) const IDLE: Duration = Duration::from_secs(600);
 /// Host memory that plain sockets may take beside that which is lent.
 const LARGEST_FOOTPRINT: u64 = 4 << 30;
 

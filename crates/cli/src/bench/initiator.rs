@@ -33,6 +33,9 @@ const LONGEST_TURN: Duration = Duration::from_millis(200);
 /// What is left of a row's time that is not worth another round.
 const CRUMB: u32 = 10;
 const LONGEST_PINGING: Duration = Duration::from_millis(500);
+/// A round could go on for as long as its row if nothing is verified, or the link is slow. Between rounds the target hears
+/// that the initiator is still there, and the latencies of batches, each of which is kept until then, are summed up.
+const LONGEST_ROUND: Duration = Duration::from_secs(10);
 
 /// Runs the benchmark and prints what it found, also if it fails on the way.
 ///
@@ -46,16 +49,21 @@ pub(crate) fn run(plan: &Plan, config: Config) -> Result<()> {
     report.error = outcome.as_ref().err().map(crate::chain);
     report.interrupted = interrupt.is_set();
     report.close(began.elapsed(), outcome.as_ref().ok().copied());
-    report.print(plan.format)?;
+    // Each of them whatever becomes of the others.
+    let printed = report.print(plan.format);
     let drawn = plan.svg.as_deref().map_or(Ok(()), |file| report.draw(file));
-    outcome?;
+    match outcome {
+        // Most likely it is what the signal has led to.
+        Err(error) if report.interrupted => return Err(error.context(Interrupted)),
+        outcome => _ = outcome?,
+    }
     if report.has_wrong_bytes() {
         bail!("what arrived is not what was sent; please report this with the output above")
     }
     if report.interrupted {
         return Err(Interrupted.into());
     }
-    drawn?;
+    printed.and(drawn)?;
     ensure!(
         report.complete,
         "not every line was measured; please report this with the output above"
@@ -199,7 +207,7 @@ impl<'a> Initiator<'a> {
             // What is not verified may be moved again and again.
             false => usize::MAX,
         };
-        let until = Until::Passed(left);
+        let until = Until::Passed(lasting(left));
         self.rounds.round(measured, places, Limits { batches, until })?;
         let moved = (measured.batches - before.0) as usize / self.plan.threads;
         Ok((moved, measured.elapsed.saturating_sub(before.1)))
@@ -210,6 +218,11 @@ impl<'a> Initiator<'a> {
             && !self.rounds.interrupt.is_set()
             && measured.elapsed + turn / CRUMB < end
     }
+}
+
+/// How long a round may last of a row that has so much time left.
+fn lasting(left: Duration) -> Duration {
+    left.min(LONGEST_ROUND)
 }
 
 /// The rows that fit the target's memory; those that nobody asked for are left out if they do not.
@@ -284,7 +297,15 @@ fn host_for(target: &str, config: &Config) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::desk::IDLE;
     use super::*;
+
+    #[test]
+    fn a_round_ends_long_before_the_target_takes_its_initiator_for_hung() {
+        let (moment, day) = (Duration::from_millis(50), Duration::from_secs(86_400));
+        assert_eq!(lasting(moment), moment);
+        assert!(lasting(day) * 10 < IDLE);
+    }
 
     #[test]
     fn the_initiators_host_is_the_address_that_leads_to_the_target() {

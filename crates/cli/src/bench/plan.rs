@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use tensorferry::Op;
 
 use crate::args::{BenchInitiatorArgs, Operation};
@@ -61,6 +61,9 @@ impl BenchInitiatorArgs {
         let folder = self.svg.as_deref().and_then(|file| file.parent());
         if let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty()) {
             ensure!(folder.is_dir(), "--svg: {} is no folder; make it first", folder.display());
+        }
+        if let Some(file) = self.svg.as_deref().filter(|file| file.is_dir()) {
+            bail!("--svg: {} is a folder; name a file in it", file.display());
         }
         Ok(Plan {
             target: self.target,
@@ -152,6 +155,7 @@ mod tests {
         for (args, says) in [
             ("a:1 --sizes 4GiB --batches 2", "choose smaller --sizes or --batches"),
             ("a:1 --svg /nowhere/at/all.svg", "--svg: /nowhere/at is no folder"),
+            ("a:1 --svg /", "--svg: / is a folder; name a file in it"),
             ("a:1 --sockets --no-sockets", "cannot be used with"),
             ("a:1 --threads 0", "1..=64"),
             ("a:1 --op both", "[possible values: write, read]"),

@@ -36,14 +36,19 @@ pub(crate) fn run(plan: &Plan, config: Config, rerun: &[OsString]) -> Result<()>
     report.error = outcome.as_ref().err().map(crate::chain);
     report.interrupted = interrupt.is_set();
     report.close(plan.rows.len(), began.elapsed(), outcome.as_ref().ok().copied());
-    report.print(plan.format)?;
-    outcome?;
+    let printed = report.print(plan.format);
+    match outcome {
+        // Most likely it is what the signal has led to.
+        Err(error) if report.interrupted => return Err(error.context(Interrupted)),
+        outcome => _ = outcome?,
+    }
     if report.has_wrong_bytes() {
         bail!("what arrived is not what was sent; please report this with the output above")
     }
     if report.interrupted {
         return Err(Interrupted.into());
     }
+    printed?;
     ensure!(
         report.verified,
         "not every line was measured; please report this with the output above"
