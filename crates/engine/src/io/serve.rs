@@ -328,12 +328,12 @@ impl ServeConn {
         }
     }
 
-    /// Bytes that wait here for a staging slot.
     /// Whether it is between two requests.
     pub(super) fn is_idle(&self) -> bool {
         self.serve.is_idle()
     }
 
+    /// Bytes that wait here for a staging slot.
     pub(super) fn stashed(&self) -> usize {
         self.serve.stashed()
     }

@@ -367,7 +367,7 @@ impl Reactor {
             Kind::Control(_) => self.drive_control(&mut conn),
             Kind::Ask(_) => self.drive_ask(&mut conn),
         };
-        self.waits.note(&mut conn);
+        self.waits.note(&mut conn, self.now);
         match fate {
             Fate::Close => self.close(conn),
             Fate::Wait => self.put_back(conn),

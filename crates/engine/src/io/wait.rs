@@ -1,7 +1,7 @@
 //! How an IO thread waits for what comes next.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mio::Events;
 
@@ -17,28 +17,41 @@ pub(super) struct Waits {
     /// In the middle of payloads. What comes then is not lost by waiting for more of it, so only gaps are bridged which are
     /// so short that the processor has nearly all of its time to move bytes.
     within: Spin,
-    /// Connections that are in the middle of a payload.
+    /// Connections that are in the middle of a payload, and when the last one of them was driven.
     flowing: usize,
+    flowed: Instant,
 }
 
 /// By how much gaps within payloads are shorter than those between requests.
 const SHORTER: u32 = 5;
+/// A payload that has not gone on for so long is not waited for: its peer may be frozen, and others have requests.
+const HALTED: Duration = Duration::from_millis(20);
 
 impl Waits {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { between: Spin::new(limit), within: Spin::new(limit / SHORTER), flowing: 0 }
+        let (between, within) = (Spin::new(limit), Spin::new(limit / SHORTER));
+        Self { between, within, flowing: 0, flowed: clock::now() }
     }
 
     /// A connection was driven.
-    pub(super) fn note(&mut self, conn: &mut Conn) {
+    pub(super) fn note(&mut self, conn: &mut Conn, now: Instant) {
         self.forget(conn);
         conn.flowing = conn.flows();
-        self.flowing += usize::from(conn.flowing);
+        if conn.flowing {
+            self.flowing += 1;
+            self.flowed = now;
+        }
     }
 
     /// A connection is closed.
     pub(super) fn forget(&mut self, conn: &mut Conn) {
         self.flowing -= usize::from(std::mem::take(&mut conn.flowing));
+    }
+
+    /// How who waits from `begin` on waits.
+    fn spin(&self, begin: Instant) -> &Spin {
+        let flows = self.flowing > 0 && begin.saturating_duration_since(self.flowed) < HALTED;
+        if flows { &self.within } else { &self.between }
     }
 }
 
@@ -50,8 +63,8 @@ impl Reactor {
             return self.poll.poll(events, timeout);
         }
         let Self { waits, poll, .. } = self;
-        let spin = if waits.flowing > 0 { &waits.within } else { &waits.between };
         let begin = clock::now();
+        let spin = waits.spin(begin);
         let mut polled = Ok(());
         events.clear();
         spin.wait(begin, timeout.unwrap_or(Duration::MAX), || {
@@ -72,6 +85,11 @@ impl Reactor {
     pub(crate) fn flowing(&self) -> Option<usize> {
         let flowing = self.each().filter(|conn| conn.flowing).count();
         (flowing == self.waits.flowing).then_some(flowing)
+    }
+
+    /// Whether it waits for more of a payload.
+    pub(crate) fn awaits_payload(&self) -> bool {
+        std::ptr::eq(self.waits.spin(clock::now()), &raw const self.waits.within)
     }
 }
 

@@ -137,6 +137,11 @@ impl Process {
         self.threads[index].reactor.as_ref()?.flowing()
     }
 
+    /// Whether thread `index` waits for more of a payload.
+    pub(super) fn awaits_payload(&self, index: usize) -> bool {
+        self.threads[index].reactor.as_ref().is_some_and(Reactor::awaits_payload)
+    }
+
     /// Thread `index` does what it does between two polls; `Err`: it does the same for ever.
     pub(super) fn turn(&mut self, process: usize, index: usize) -> Result<(), String> {
         let thread = &mut self.threads[index];

@@ -126,6 +126,26 @@ fn a_thread_knows_whether_it_is_in_the_middle_of_a_payload() {
     });
 }
 
+/// Others have requests, for which it waits as ever.
+#[test]
+fn a_payload_that_has_halted_does_not_decide_how_a_thread_waits() {
+    tell(|world| {
+        world.plan.chunk = 7;
+        let request = world.ask_for(0, 1, (Op::Write, 50, Kind::Good)).expect("there is memory");
+        let minute = Duration::from_secs(60);
+        let index = world.submit(0, 1, vec![request], minute, false)?.expect("there is room");
+        world.drive(|world| world.processes[1].flowing(0) == Some(1))?;
+        if !world.processes[1].awaits_payload(0) {
+            return Err("it is in the middle of one".to_owned());
+        }
+        net::with(|net| net.now += Duration::from_secs(1));
+        if world.processes[1].flowing(0) != Some(1) || world.processes[1].awaits_payload(0) {
+            return Err("it has halted".to_owned());
+        }
+        world.drive(|world| !World::is_running(&world.sent[index])).map(drop)
+    });
+}
+
 /// What a submitting thread finds in the queue and cannot send waits there for a newer descriptor, which may never come.
 #[test]
 fn what_a_submitting_thread_sets_aside_has_its_deadline_kept() {
