@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import defects_kit
 import pytest
 from peers import OLD_PEER, OURS, PEER, ROOT, STAND_IN, EngineProcess, need, why_absent
+
+# Where tests run in the background of a shell, Ctrl-C is ignored, and what they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

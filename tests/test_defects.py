@@ -179,8 +179,9 @@ def test_d4_connections_that_the_peer_ended_cost_nothing(reset):
         batch = [near] * 40, [0x20000 + n * size for n in range(40)], [size] * 40
         assert initiator.value("batch_transfer_sync_write", target.name, *batch) == 0
         assert target.data_connections == 4
-        for op in ("write", "read"):
-            for wanted in (4, 1):
+        # Later batches have as many lanes as it takes: who is answered at once needs fewer.
+        for op, lanes in (("write", 4), ("read", 1)):
+            for wanted in (lanes, 1):
                 assert target.drop(reset) >= wanted
                 for _ in range(8):
                     call = initiator.te_fresh(f"transfer_sync_{op}", target.name, near, 0x20000, 16)
