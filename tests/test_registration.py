@@ -137,8 +137,9 @@ def test_d12_twenty_thousand_regions(kind):
             assert target.do("check", name="mem", background=2, start=n * 4096, length=64) == []
         # A range between two regions is still none.
         assert initiator.value("transfer_sync_write", target.name, near, far + 4096 + 60, 16) == -1
+        # Each one waits until the IO threads have let go of it, and so as long as the machine takes to wake them.
         answer = target.do("unregister_many", 60, buffer="mem", count=MANY, stride=4096)
-        assert answer["bad"] == [] and answer["seconds"] <= 2.0 * limit, answer
+        assert answer["bad"] == [] and answer["seconds"] <= 6.0 * limit, answer
 
 
 @pytest.mark.parametrize("kind", [OURS, PEER])
