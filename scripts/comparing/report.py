@@ -91,6 +91,8 @@ def markdown(run: Run, images: list[str]) -> str:
         "This page is written by `scripts/compare` from [compare.json](compare.json), which has every turn.",
         facts(run),
         "## Goals",
+        "Met is what the median meets; the lowest and the highest of the rounds may not. The fastest ping-pong is that of the fastest "
+        "turn, where the tables below have medians.",
         goals(run),
         "## Who takes part",
         who(run),

@@ -133,7 +133,8 @@ impl Socket {
         unsafe { self.receive(&[Span::of_mut(bytes)]) }
     }
 
-    /// Whether nothing has arrived that was not received: no byte, no end of the stream, no error.
+    /// Whether nothing has arrived that was not received: no byte, no end of the stream, no error. The kernel tells an
+    /// error once; whoever asks and hears "no" leaves the connection to its IO thread, to which it has just ended then.
     pub(crate) fn is_quiet(&self) -> bool {
         let mut byte = 0_u8;
         // SAFETY: `byte` is ours alone during the call.
