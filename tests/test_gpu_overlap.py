@@ -7,6 +7,7 @@ simulator; `tensorferry demo` measures, and compares every byte.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -41,23 +42,27 @@ def simulator(tmp_path_factory) -> str:
     return str(folder / "libcuda.so.1")
 
 
+def slowness(demo: list[str], limits: dict[str, str]) -> dict[str, float]:
+    """Of WRITE and READ: how many times as long as the slower stage a batch takes, by the median of a run of the demo."""
+    run = subprocess.run(demo, capture_output=True, text=True, timeout=120, env={**os.environ, **limits})
+    assert run.returncode == 0, run.stderr
+    rows = {row["operation"]: row for row in json.loads(run.stdout)["rows"]}
+    assert all(row["verified"] and row["measured_batches"] >= 1 for row in rows.values()), rows
+    return {name: row["batch_p50_microseconds"] / 1e6 / (SIZE / RATE) for name, row in rows.items()}
+
+
 @pytest.mark.parametrize("memory", ["cuda:0,cpu", "cpu,cuda:0", "cuda:0,cuda:1"])
 def test_copies_and_sockets_overlap(slow_loopback, simulator, memory):
     limits = {f"SIMGPU_{way}_BYTES_PER_SECOND": str(RATE) for way in ["H2D", "D2H"]}
     settings = ["--memory", memory, "--simulate", simulator, "--sizes", "256MiB", "--batches", "1", "--seconds", "10", "--json"]
-    run = subprocess.run(
-        [*slow_loopback, sys.executable, "-m", "tensorferry", "demo", *settings],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **limits},
-    )
-    assert run.returncode == 0, run.stderr
-    rows = {row["operation"]: row for row in json.loads(run.stdout)["rows"]}
-    for operation in ["write", "read"]:
-        row = rows[operation]
-        assert row["verified"] and row["measured_batches"] >= 1, row
-        # The median, so that a busy machine does not decide.
-        seconds = row["batch_p50_microseconds"] / 1e6
-        slower = SIZE / RATE
-        assert slower * 0.98 <= seconds <= slower * MOST, f"{operation}: {seconds / slower:.2f} times the slower stage"
+    demo = [*slow_loopback, sys.executable, "-m", "tensorferry", "demo", *settings]
+    # Whoever else works on the machine can make a run slow, but cannot make stages overlap: the best of three runs counts.
+    best = {"write": math.inf, "read": math.inf}
+    for _ in range(3):
+        times = slowness(demo, limits)
+        assert times.keys() == best.keys()
+        assert all(x >= 0.98 for x in times.values()), f"faster than its slower stage: {times}"
+        best = {name: min(x, times[name]) for name, x in best.items()}
+        if all(x <= MOST for x in best.values()):
+            return
+    pytest.fail(f"a batch takes so many times as long as the slower stage: {best}")
