@@ -273,9 +273,11 @@ def test_a_full_queue():
             assert 0.3 <= time.monotonic() - start < 2 * slack()
             with pytest.raises(tensorferry.Busy):
                 segment.write(source, 4096, timeout=0.3)
-            threading.Timer(0.2, full.cancel).start()
-            # It waits for room, and then goes on.
+            canceller = threading.Timer(0.2, full.cancel)
+            canceller.start()
+            # It waits for room, and then goes on. There is some a moment before the state says so.
             segment.write_async(source, 4096, timeout=60).cancel()
+            canceller.join()
             assert full.state == "cancelled"
 
 

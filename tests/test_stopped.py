@@ -17,10 +17,11 @@ def pass_seconds(seconds: float) -> None:
 
 
 def test_an_answer_that_came_while_the_initiator_was_stopped_is_taken():
-    answer_now, answered = threading.Event(), threading.Event()
+    asked, answer_now, answered = (threading.Event() for _ in range(3))
 
     def serve(sock: socket.socket) -> None:
         assert len(receive(sock, 24)) == 24
+        asked.set()
         answer_now.wait(20)
         sock.sendall(status_frame(0) + b"z" * LENGTH)
         answered.set()
@@ -30,8 +31,7 @@ def test_an_answer_that_came_while_the_initiator_was_stopped_is_taken():
         initiator.open()
         local = initiator.alloc("mem", LENGTH)
         initiator.start_te("read", "transfer_sync_read", target.name, local, 0x10000, LENGTH)
-        while not target.data_connections:
-            pass_seconds(0.01)
+        assert asked.wait(10)
         initiator.freeze()
         answer_now.set()
         assert answered.wait(10)
