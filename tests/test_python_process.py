@@ -64,21 +64,24 @@ def test_the_interpreter_ends_quickly_and_in_silence(end):
 def test_an_engine_ends_with_its_object():
     done = run("""
     other, _ = new()
-    before = set(os.listdir("/proc/self/task"))
-    engine, name = new()
-    threads = set(os.listdir("/proc/self/task")) - before
-    assert threads
-    assert other.send_probe(name) == 0
-    start = time.monotonic()
-    del engine
-    gc.collect()
-    assert time.monotonic() - start < 1
-    logging.disable()
-    assert other.send_probe(name) < 0
-    # A thread that was joined is listed until the system has put it away.
-    while threads & set(os.listdir("/proc/self/task")):
-        assert time.monotonic() - start < 10
-        time.sleep(0.01)
+    def seconds():
+        before = set(os.listdir("/proc/self/task"))
+        engine, name = new()
+        threads = set(os.listdir("/proc/self/task")) - before
+        assert threads
+        assert other.send_probe(name) == 0
+        start = time.monotonic()
+        del engine
+        gc.collect()
+        took = time.monotonic() - start
+        logging.disable()
+        assert other.send_probe(name) < 0
+        # A thread that was joined is listed until the system has put it away.
+        while threads & set(os.listdir("/proc/self/task")):
+            assert time.monotonic() - start < 10
+            time.sleep(0.01)
+        return took
+    assert min(seconds() for _ in range(3)) < 1
     """)
     good(done)
 
@@ -125,25 +128,29 @@ def test_in_a_forked_child_every_call_answers_at_once():
         "initialize": ("127.0.0.1", "P2PHANDSHAKE", "tcp", ""),
     }
     ids = [n for n in calls if "async" in n or n in ("transfer_submit_write", "allocate_managed_buffer", "get_first_buffer_address")]
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        start = time.monotonic()
-        for method, args in calls.items():
-            assert getattr(engine, method)(*args) == (0 if method in ids else -1), method
-            assert "made before a fork" in TransferEngine.last_error(), method
-        for method, args in {"read_bytes_from_buffer": (addr, 1), "get_notifies": ()}.items():
-            try:
-                getattr(engine, method)(*args)
-            except RuntimeError as error:
-                assert "made before a fork" in str(error), error
-            else:
-                raise AssertionError(method)
-        assert f"127.0.0.1:{engine.get_rpc_port()}" == name and engine.get_engine() and engine.get_engine_ptr()
-        assert engine.stats()["protocol"] == "tcp" and engine.get_batch_transfer_status([]) == 0
-        assert time.monotonic() - start < 1, time.monotonic() - start
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    # A busy machine may make a child slow, but not three.
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            start = time.monotonic()
+            for method, args in calls.items():
+                assert getattr(engine, method)(*args) == (0 if method in ids else -1), method
+                assert "made before a fork" in TransferEngine.last_error(), method
+            for method, args in {"read_bytes_from_buffer": (addr, 1), "get_notifies": ()}.items():
+                try:
+                    getattr(engine, method)(*args)
+                except RuntimeError as error:
+                    assert "made before a fork" in str(error), error
+                else:
+                    raise AssertionError(method)
+            assert f"127.0.0.1:{engine.get_rpc_port()}" == name and engine.get_engine() and engine.get_engine_ptr()
+            assert engine.stats()["protocol"] == "tcp" and engine.get_batch_transfer_status([]) == 0
+            sys.exit(7 if time.monotonic() - start < 1 else 8)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code != 8:
+            break
+    assert code == 7
     assert engine.transfer_check_status(batch) == 0
     assert engine.transfer_sync_write(name, addr, addr, 16) == 0
     """, python=("-W", "ignore::DeprecationWarning"))
@@ -263,9 +270,10 @@ def test_a_signal_handler_may_fork_during_a_wait(wait, leaves):
             raise SystemExit(8)
         if children[0] == 0:
             signal.alarm(20)
+        else:
+            threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()
     signal.signal(signal.SIGUSR1, handle)
     threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         code = {FORKING_WAITS[wait]}
     except KeyboardInterrupt:
