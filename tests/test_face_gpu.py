@@ -172,7 +172,7 @@ def test_a_stream_is_kept_until_its_transfer_has_ended(cuda):
     good(cuda, """
     array, stream = Array(), Stream()
     raw, gone = stream.cuda_stream, weakref.ref(stream)
-    assert gpu.fill_later(raw, array.addr, 1, SIZE, 300_000_000) == 0
+    assert gpu.fill_later(raw, array.addr, 1, SIZE, 1_500_000_000) == 0
     transfer = segment.write_async(array, at, stream=stream)
     del stream
     gc.collect()
