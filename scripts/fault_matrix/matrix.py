@@ -253,7 +253,7 @@ def judge(scene: Scene, row: Row, outcomes: list[dict | None]) -> None:
         return
     row.first, row.latest = min(times), max(times)
     limit = DEADLINE_MS / 1e3 + GRACE * stretch() if fault.silent else KNOWN * stretch() + scene.peers_time(len(outcomes))
-    row.expect(row.latest <= limit, f"the latest ended after {row.latest:.3f} s, and the limit is {limit:.1f} s")
+    row.in_time(row.latest <= limit, f"the latest ended after {row.latest:.3f} s, and the limit is {limit:.1f} s")
     if fault.silent:
         first = min((outcome["seconds"] for outcome in outcomes if outcome and outcome["state"] != "Completed"), default=99.0)
         row.expect(first >= DEADLINE_MS / 1e3, f"the first ended before its deadline, after {first:.3f} s")
@@ -283,7 +283,7 @@ def recover(scene: Scene, initiator: Initiator, row: Row) -> int:
         limit = HEALED * stretch() + SERIAL * scene.is_serial
         limit += scene.peers_time(len(wanted))
         row.measured = f"next one after {max(times):.3f} s"
-        row.expect(max(times) <= limit, f"the next transfer took {max(times):.3f} s, and the limit is {limit:.1f} s")
+        row.in_time(max(times) <= limit, f"the next transfer took {max(times):.3f} s, and the limit is {limit:.1f} s")
     if not bad:
         check_bytes(scene, initiator, row)
     return sum(one["count"] for one in wanted)

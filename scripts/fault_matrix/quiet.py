@@ -85,10 +85,10 @@ def cancels(full: bool, kind: str) -> Row:
     row.measured = f"unregister at most {max(revoked):.3f} s, {late} destinations changed after it, source untouched"
     row.expect(alive and len(outcomes) == count, f"the initiator died after {len(outcomes)} cancels")
     slowest = sorted(took)[len(took) * 97 // 100] if stretch() > 1 else max(took)
-    row.expect(slowest <= CANCEL * stretch(), f"a cancel took {slowest:.3f} s")
-    row.expect(max(took) <= REVOKE * stretch(), f"a cancel took {max(took):.3f} s")
+    row.in_time(slowest <= CANCEL * stretch(), f"a cancel took {slowest:.3f} s")
+    row.in_time(max(took) <= REVOKE * stretch(), f"a cancel took {max(took):.3f} s")
     row.expect(late == 0, f"{late} destinations were written after the receiver's unregister")
-    row.expect(max(revoked) <= REVOKE * stretch(), f"unregister took {max(revoked):.3f} s")
+    row.in_time(max(revoked) <= REVOKE * stretch(), f"unregister took {max(revoked):.3f} s")
     row.expect(row.states.get("Cancelled", 0) >= count // 4, f"too few were still running: {row.states}")
     return row
 
@@ -120,7 +120,7 @@ def revoke_in_use(op: str) -> Row:
     row.first = row.latest = call["seconds"]
     row.measured = f"destination {'changed' if late else 'untouched'} after it"
     row.expect(call["value"] == 0, f"unregister: {call}")
-    row.expect(call["seconds"] <= REVOKE * stretch(), f"unregister took {call['seconds']:.3f} s")
+    row.in_time(call["seconds"] <= REVOKE * stretch(), f"unregister took {call['seconds']:.3f} s")
     row.expect(not late, f"written after unregister had returned: {late}")
     row.expect(None not in outcomes, "some had no final state after 30 s")
     row.expect(row.states.get("Completed", 0) < 8, "it was too late for all of them")

@@ -38,12 +38,18 @@ class Row:
     #: What else was measured, and the limit it is held to.
     measured: str = ""
     wrong: list[str] = field(default_factory=list)
+    #: What took longer than it may. Others on the machine can be why, unless it is so again.
+    late: list[str] = field(default_factory=list)
     skipped: str | None = None
     seconds: float = 0.0
 
     def expect(self, holds: bool, why: str) -> None:
         if not holds:
             self.wrong.append(why)
+
+    def in_time(self, holds: bool, why: str) -> None:
+        if not holds:
+            self.late.append(why)
 
     @property
     def verdict(self) -> str:
