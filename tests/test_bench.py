@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from peers import OURS, PEER, EngineProcess, clean_environment, need
 
-TIMEOUT = 120
+TIMEOUT = 300
 SVG = "{http://www.w3.org/2000/svg}"
 
 

@@ -268,7 +268,7 @@ def judge(scene: Scene, row: Row, outcomes: list[dict | None]) -> None:
         row.expect(outcome["vague"] is None, f"it does not say to whom or what: {outcome['vague']}")
         row.expect(fault.some_complete or not outcome["completed"], f"{outcome['completed']} entries completed")
     # A process is killed when it is, and some of its transfers may have been faster.
-    row.expect(fault.may_pass or 2 * failed > len(outcomes), "most transfers did not meet the fault")
+    row.in_time(fault.may_pass or 2 * failed > len(outcomes), "most transfers did not meet the fault")
 
 
 def recover(scene: Scene, initiator: Initiator, row: Row) -> int:

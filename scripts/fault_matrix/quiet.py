@@ -89,7 +89,7 @@ def cancels(full: bool, kind: str) -> Row:
     row.in_time(max(took) <= REVOKE * stretch(), f"a cancel took {max(took):.3f} s")
     row.expect(late == 0, f"{late} destinations were written after the receiver's unregister")
     row.in_time(max(revoked) <= REVOKE * stretch(), f"unregister took {max(revoked):.3f} s")
-    row.expect(row.states.get("Cancelled", 0) >= count // 4, f"too few were still running: {row.states}")
+    row.in_time(row.states.get("Cancelled", 0) >= count // 4, f"too few were still running: {row.states}")
     return row
 
 
@@ -123,5 +123,5 @@ def revoke_in_use(op: str) -> Row:
     row.in_time(call["seconds"] <= REVOKE * stretch(), f"unregister took {call['seconds']:.3f} s")
     row.expect(not late, f"written after unregister had returned: {late}")
     row.expect(None not in outcomes, "some had no final state after 30 s")
-    row.expect(row.states.get("Completed", 0) < 8, "it was too late for all of them")
+    row.in_time(row.states.get("Completed", 0) < 8, "it was too late for all of them")
     return row

@@ -38,7 +38,7 @@ class Row:
     #: What else was measured, and the limit it is held to.
     measured: str = ""
     wrong: list[str] = field(default_factory=list)
-    #: What took longer than it may. Others on the machine can be why, unless it is so again.
+    #: What took longer than it may, or was over before it was looked at. Others on the machine can be why, unless it is so again.
     late: list[str] = field(default_factory=list)
     skipped: str | None = None
     seconds: float = 0.0
