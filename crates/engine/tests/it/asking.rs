@@ -87,15 +87,17 @@ fn a_peer_that_answers_late_is_heard_over_its_first_connection() {
 #[test]
 fn a_connection_that_ends_without_an_answer_fails_nothing_while_another_is_open() {
     let good = Fake::new(|mut link| link.serve());
-    let (peer, _) = behind(&good, |number, stream| match number {
+    let second = Gate::default();
+    let (peer, _) = behind(&good, move |number, stream| match number {
         // It ends when the second is there.
         0 => {
             let _ = control_request(stream);
-            std::thread::park_timeout(ms(900));
+            second.wait();
             false
         }
         1 => {
-            std::thread::park_timeout(ms(450));
+            let _ = control_request(stream);
+            second.open();
             say_nothing(stream)
         }
         _ => true,

@@ -22,21 +22,27 @@ impl Dice {
     }
 }
 
+const THREADS: usize = 6;
+const ROUNDS: usize = 60;
+/// As much as a batch writes.
+const ROOM: usize = 512 << 10;
+
 #[test]
 fn cancels_at_any_moment_harm_nobody() {
     for io_threads in [1, 3] {
-        let pair = Pair::with(8 << 20, lanes(2, io_threads));
+        let pair = Pair::with((4 << 20) + THREADS * ROUNDS * ROOM, lanes(2, io_threads));
         let whole = pattern(4 << 20, 1);
         pair.remote.write(0, &whole);
         let cancelled = AtomicU64::new(0);
         std::thread::scope(|threads| {
-            for t in 0..6_u64 {
+            for t in 0..THREADS as u64 {
                 let (pair, whole, cancelled) = (&pair, &whole, &cancelled);
                 threads.spawn(move || {
                     let mut dice = Dice(t + 1);
-                    // READs are of what never changes, WRITEs to a place of the thread's own.
-                    let mine = (4 << 20) + (t as usize) * (512 << 10);
-                    for i in 0..60 {
+                    for i in 0..ROUNDS as u64 {
+                        // READs are of what never changes, WRITEs to a place of their own: what has left of one that is
+                        // cancelled may arrive at any time.
+                        let mine = (4 << 20) + (t as usize * ROUNDS + i as usize) * ROOM;
                         let op = if dice.roll(2) == 0 { Op::Read } else { Op::Write };
                         let (len, count) = match dice.roll(3) {
                             0 => (1 + dice.roll(500) as usize, 200),
@@ -64,9 +70,6 @@ fn cancels_at_any_moment_harm_nobody() {
                                 local.write(0, &vec![0x5a; len * count]);
                                 let _ = pair.segment.submit_owned(&[], within(ms(1000))).unwrap();
                                 assert!(local.read(0, len * count).iter().all(|b| *b == 0x5a));
-                            } else {
-                                // What had left may still arrive; a READ behind it is answered after it.
-                                settle(pair, mine, len * count);
                             }
                             continue;
                         }
@@ -86,19 +89,6 @@ fn cancels_at_any_moment_harm_nobody() {
         assert_eq!(stats.batches_submitted, stats.batches_completed + stats.batches_failed);
         assert!(!pair.initiator.is_closed() && !pair.target.is_closed());
     }
-}
-
-/// Waits until the target does not write to the range any more.
-fn settle(pair: &Pair, at: usize, len: usize) {
-    let mut last = pair.remote.read(at, len);
-    let mut since = Instant::now();
-    eventually("the cancelled WRITE has come to rest", || {
-        let now = pair.remote.read(at, len);
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-        since.elapsed() > ms(10)
-    });
 }
 
 #[test]

@@ -93,6 +93,13 @@ pub(crate) fn lanes(lanes: usize, io_threads: usize) -> Config {
     config
 }
 
+/// One lane per peer, which is not replaced however busy the machine is.
+pub(crate) fn steady() -> Config {
+    let mut config = lanes(1, 1);
+    config.lane_idle_probe = Duration::from_secs(60);
+    config
+}
+
 pub(crate) fn within(timeout: Duration) -> SubmitOptions {
     SubmitOptions::default().with_timeout(timeout)
 }

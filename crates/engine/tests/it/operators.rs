@@ -2,27 +2,27 @@
 
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tensorferry::{
-    BatchId, Config, Engine, HostBuffer, LaneState, LaneStats, Op, PeerCounters, PeerState,
-    PeerStats, RegisterOptions, Version,
+    BatchId, Engine, HostBuffer, LaneState, LaneStats, Op, PeerCounters, PeerState, PeerStats,
+    RegisterOptions, Version,
 };
 use tensorferry_wire::Status;
 
-use crate::common::{Pair, alone, buffer, engine, eventually, lanes, ms, row, start, within};
+use crate::common::{
+    Pair, alone, buffer, engine, eventually, lanes, ms, row, start, steady, within,
+};
 use crate::fake::{BASE, Fake, Gate, Link, done};
 use crate::faults::dead_port;
 
-/// One lane per peer, which is not replaced however busy the machine is.
-fn steady() -> Config {
-    let mut config = lanes(1, 1);
-    config.lane_idle_probe = Duration::from_secs(60);
-    config
-}
-
+/// What is known of a peer, its lanes included: a thread that the machine does not let answer in time leaves them out.
 fn peer(e: &Engine, name: &str) -> PeerStats {
-    e.peers().into_iter().find(|p| *p.name == *name).expect("it is known")
+    let mut found = None;
+    eventually("its lanes are known", || {
+        found = e.peers().into_iter().find(|p| *p.name == *name);
+        found.as_ref().expect("it is known").lanes_known
+    });
+    found.unwrap()
 }
 
 /// The counters of `peers` together are the engine's.
@@ -187,11 +187,11 @@ fn what_waits_and_what_is_in_flight_is_seen() {
     assert_eq!(peer(&e, &fake.name()).state, PeerState::Idle);
     let requests = row(Op::Write, &local, BASE, 2 << 20, 20);
     let batch = segment.submit_owned(&requests, within(ms(30_000))).unwrap();
+    let mut p = peer(&e, &fake.name());
     eventually("the window is full", || {
-        let p = peer(&e, &fake.name());
+        p = peer(&e, &fake.name());
         p.lanes.first().is_some_and(|lane| lane.bytes_in_flight == 8 << 20)
     });
-    let p = peer(&e, &fake.name());
     assert_eq!((p.state, p.lanes_known, p.lanes.len()), (PeerState::Connected, true, 1));
     assert_eq!((p.requests_running, p.batches_queued), (20, 1));
     assert_eq!(p.bytes_queued, 32 << 20);
