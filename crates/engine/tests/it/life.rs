@@ -4,7 +4,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tensorferry::{
     Batch, BatchState, Completion, Config, Engine, HostBuffer, Notification, Op, RegisterOptions,
@@ -13,11 +13,10 @@ use tensorferry::{
 use tensorferry_wire::Status;
 
 use crate::common::{
-    Pair, alone, buffer, engine, eventually, lanes, ms, pattern, row, start, timed, within,
+    PROMPT, Pair, alone, buffer, engine, eventually, lanes, ms, pattern, promptly, row, start,
+    timed, within,
 };
 use crate::fake::{Answer, BASE, Fake, Gate, OnNotify, Raw, control_only, memory, silent};
-
-const CLOSING: Duration = Duration::from_secs(1);
 
 /// Everything that can be asked of a closed engine says so.
 fn says_closed(e: &Engine, segment: &tensorferry::Segment) {
@@ -71,7 +70,7 @@ fn closing_ends_running_batches_and_is_quiet() {
         let waiting = start(&unresolved, Op::Write, &reading, BASE);
         eventually("a lane", || e.stats().lanes_opened >= 2);
         let ((), took) = timed(|| e.close());
-        assert!(took < CLOSING, "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
         for batch in [read, write.unwrap(), one, waiting] {
             assert_eq!(batch.poll(), BatchState::Failed);
             for (i, error) in batch.failures() {
@@ -108,7 +107,7 @@ fn closing_twice_and_from_many_threads_ends_once_for_all() {
         });
         e.close();
     });
-    assert!(took < CLOSING, "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     assert_eq!(batch.wait().unwrap_err().code(), 23);
     assert_eq!(opening.join().unwrap().unwrap_err().code(), 23);
     says_closed(&e, &segment);
@@ -125,7 +124,7 @@ fn the_end_of_the_last_handle_ends_its_batches() {
     drop(e);
     assert_eq!(batch.poll(), BatchState::Running, "a segment is a handle too");
     let ((), took) = timed(|| drop(segment));
-    assert!(took < CLOSING, "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     assert_eq!(batch.wait().unwrap_err().code(), 23);
 }
 
@@ -193,7 +192,7 @@ fn batches_that_race_with_closing_are_final() {
                         .segment
                         .submit_owned(std::slice::from_ref(&request), within(ms(20_000)))
                     {
-                        let result = batch.wait_timeout(ms(3000)).expect("final");
+                        let result = batch.wait_timeout(ms(10_000)).expect("final");
                         assert!(result.is_ok() || result.unwrap_err().code() == 23);
                     }
                 });
@@ -252,29 +251,34 @@ fn unregister_ends_a_write_that_is_arriving() {
     eventually("half has arrived", || memory.read((512 << 10) - 1, 1) == [1]);
     let (result, took) = timed(|| target.unregister(memory.addr()));
     result.unwrap();
-    assert!(took < ms(1500), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     // The connection is closed, and what still comes goes nowhere.
     let _ = std::io::Write::write_all(&mut raw.stream, &vec![2; 512 << 10]);
     assert!(matches!(raw.answer(), Answer::Reset | Answer::End));
     assert!(memory.read(512 << 10, 512 << 10).iter().all(|b| *b == 0));
-    // Who pauses within the patience of unregister is served to the end.
-    target.register_buffer(&memory, &RegisterOptions::default()).unwrap();
-    let mut raw = Raw::connect(target.data_port());
-    raw.send(&Raw::header(Op::Write, memory.addr(), 1 << 20));
-    raw.send(&vec![3; 512 << 10]);
-    eventually("half has arrived", || memory.read((512 << 10) - 1, 1) == [3]);
-    std::thread::scope(|threads| {
-        let unregister = threads.spawn(|| target.unregister(memory.addr()));
-        eventually("it is not published any more", || {
-            let mut other = Raw::connect(target.data_port());
-            other.ask(memory.addr(), 1);
-            other.answer() == Answer::Rejected
-        });
-        raw.send(&vec![4; 512 << 10]);
-        assert_eq!(raw.answer(), Answer::Applied);
-        unregister.join().unwrap().unwrap();
+    // Who pauses within the patience of unregister is served to the end; a busy machine may make a pause longer.
+    let served = (0..3).any(|_| {
+        memory.write(0, &vec![0; 1 << 20]);
+        target.register_buffer(&memory, &RegisterOptions::default()).unwrap();
+        let mut raw = Raw::connect(target.data_port());
+        raw.send(&Raw::header(Op::Write, memory.addr(), 1 << 20));
+        raw.send(&vec![3; 512 << 10]);
+        eventually("half has arrived", || memory.read((512 << 10) - 1, 1) == [3]);
+        std::thread::scope(|threads| {
+            let unregister = threads.spawn(|| target.unregister(memory.addr()));
+            eventually("it is not published any more", || {
+                let mut other = Raw::connect(target.data_port());
+                other.ask(memory.addr(), 1);
+                other.answer() == Answer::Rejected
+            });
+            let _ = std::io::Write::write_all(&mut raw.stream, &vec![4; 512 << 10]);
+            let answer = raw.answer();
+            unregister.join().unwrap().unwrap();
+            assert!(target.buffers().is_empty());
+            answer == Answer::Applied
+        })
     });
-    assert!(target.buffers().is_empty());
+    assert!(served, "three times it was not waited for");
 }
 
 #[test]
@@ -287,7 +291,7 @@ fn unregister_ends_an_answer_that_nobody_takes() {
     assert_eq!(raw.answer(), Answer::Applied);
     let (result, took) = timed(|| target.unregister(memory.addr()));
     result.unwrap();
-    assert!(took >= ms(400) && took < ms(1500), "{took:?}");
+    assert!(took >= ms(400) && took < PROMPT, "{took:?}");
     memory.write(0, &vec![9; 64 << 20]);
     let mut rest = Vec::new();
     let _ = std::io::Read::read_to_end(&mut raw.stream, &mut rest);
@@ -309,12 +313,12 @@ fn unregister_of_a_local_buffer_ends_its_batches() {
             segment.submit_owned(&row(Op::Write, &mine, BASE, 1 << 20, 16), within(ms(8000)));
         let slow = slow.unwrap();
         let bystander = start(&segment, Op::Write, &other, BASE);
-        eventually("a lane", || e.stats().lanes_opened == 1);
+        eventually("a lane", || e.stats().lanes_opened >= 1);
         let (result, took) = timed(|| e.unregister(mine.addr()));
         result.unwrap();
-        assert!(took < ms(1000), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
         // Its memory is let go a moment before it says so.
-        assert_eq!(slow.wait_timeout(ms(500)).unwrap().unwrap_err().code(), 15);
+        assert_eq!(slow.wait_timeout(PROMPT).unwrap().unwrap_err().code(), 15);
         assert_eq!((slow.poll(), slow.failures().len()), (BatchState::Failed, 16));
         for (_, error) in slow.failures() {
             assert_eq!(error.code(), 15, "{error}");
@@ -332,23 +336,26 @@ fn a_notification_that_is_on_its_way_holds_no_buffer() {
     let e = engine(lanes(1, 1));
     let segment = e.open(&fake.name()).unwrap();
     let local = buffer(&pattern(100, 1));
-    e.register_buffer(&local, &RegisterOptions::default()).unwrap();
-    let notification = Notification::new("n", "m");
-    let options = within(ms(5000)).with_notification(notification);
-    let request = local.request(Op::Write, 0, BASE, 100).unwrap();
-    let batch = segment.submit_owned(&[request], options).unwrap();
-    eventually("its bytes have left", || fake.seen().len() == 1);
-    let begin = Instant::now();
-    e.unregister(local.addr()).unwrap();
-    assert!(begin.elapsed() < ms(400), "{:?}", begin.elapsed());
-    assert_eq!(batch.poll(), BatchState::Running);
-    batch.cancel();
+    // Less than it waits for those who do hold it.
+    promptly(ms(400), "unregister", || {
+        e.register_buffer(&local, &RegisterOptions::default()).unwrap();
+        let options = within(ms(8000)).with_notification(Notification::new("n", "m"));
+        let request = local.request(Op::Write, 0, BASE, 100).unwrap();
+        let seen = fake.seen().len();
+        let batch = segment.submit_owned(&[request], options).unwrap();
+        eventually("its bytes have left", || fake.seen().len() > seen);
+        let (result, took) = timed(|| e.unregister(local.addr()));
+        result.unwrap();
+        assert_eq!(batch.poll(), BatchState::Running);
+        batch.cancel();
+        took
+    });
 }
 
 #[test]
 fn many_buffers_that_peers_hold_are_waited_for_together() {
     let target = engine(lanes(1, 1));
-    let stuck: Vec<(HostBuffer, Raw)> = (0..6)
+    let stuck: Vec<(HostBuffer, Raw)> = (0..8)
         .map(|_| {
             let memory = HostBuffer::zeroed(4096).unwrap();
             target.register_buffer(&memory, &RegisterOptions::default()).unwrap();
@@ -362,6 +369,6 @@ fn many_buffers_that_peers_hold_are_waited_for_together() {
     let addrs: Vec<u64> = stuck.iter().map(|(memory, _)| memory.addr()).collect();
     let (result, took) = timed(|| target.unregister_all(&addrs));
     result.unwrap();
-    assert!(took < ms(1500), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     assert!(target.buffers().is_empty());
 }

@@ -3,13 +3,13 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions};
 
 use crate::common::{
-    Pair, alone, buffer, engine, eventually, lanes, limit_descriptors, ms, own_ticks, pattern,
-    resident, row, says, start, ticks, timed, within,
+    PROMPT, Pair, alone, buffer, engine, eventually, lanes, limit_descriptors, ms, own_ticks,
+    pattern, resident, row, says, start, ticks, timed, within,
 };
 use crate::fake::{Answer, BASE, Fake, Gate, Raw};
 
@@ -41,10 +41,10 @@ fn a_full_queue_refuses_or_waits_as_it_is_told() {
     let a_while = within(ms(8000)).with_on_full(OnFull::WaitFor(ms(60)));
     let (result, took) = timed(|| segment.submit_owned(&three, a_while));
     assert_eq!(result.unwrap_err().code(), 20);
-    assert!(took >= ms(60) && took < ms(500), "{took:?}");
+    assert!(took >= ms(60) && took < PROMPT, "{took:?}");
     let (result, took) = timed(|| segment.submit_owned(&three, within(ms(100))));
     assert_eq!(result.unwrap_err().code(), 20);
-    assert!(took >= ms(100) && took < ms(500), "{took:?}");
+    assert!(took >= ms(100) && took < PROMPT, "{took:?}");
     std::thread::scope(|threads| {
         let waiting =
             threads.spawn(|| segment.submit_owned(&three, within(ms(8000))).unwrap().wait());
@@ -73,7 +73,7 @@ fn the_bound_over_all_peers_is_waited_for_within_the_deadline() {
     let fifth = e.open(&fakes[4].name()).unwrap();
     let (result, took) = timed(|| fifth.submit_owned(&requests, within(ms(200))));
     assert_eq!(result.unwrap_err().code(), 20);
-    assert!(took >= ms(200) && took < ms(600), "{took:?}");
+    assert!(took >= ms(200) && took < PROMPT, "{took:?}");
     std::thread::scope(|threads| {
         let waiting = threads.spawn(|| fifth.submit_owned(&requests, within(ms(8000))));
         batches[2].cancel();
@@ -103,7 +103,8 @@ fn many_threads_wait_for_a_small_queue_and_all_get_through() {
                 let remote = pair.remote.addr() + (t << 14);
                 for _ in 0..5 {
                     let requests = row(Op::Write, &local, remote, 128, 90);
-                    pair.segment.submit_owned(&requests, within(ms(8000))).unwrap().wait().unwrap();
+                    let options = within(ms(60_000));
+                    pair.segment.submit_owned(&requests, options).unwrap().wait().unwrap();
                 }
             });
         }
@@ -135,7 +136,7 @@ fn the_first_batch_gets_as_many_lanes_as_it_can_use() {
         let segment = e.open(&fake.name()).unwrap();
         let local = HostBuffer::zeroed(32 << 20).unwrap();
         let batch = start(&segment, Op::Write, &local, BASE);
-        eventually("all lanes are open", || e.stats().lanes_opened == 4);
+        eventually("all lanes are open", || e.stats().lanes_opened >= 4);
         batch.cancel();
     }
 }
@@ -151,7 +152,7 @@ fn twenty_thousand_buffers_are_registered_and_found() {
     assert!(took < 200, "{took} hundredths of a second");
     let e = engine(lanes(2, 1));
     let (segment, took) = timed(|| e.open(target.name()).unwrap());
-    assert!(took < ms(1000), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     assert!(segment.buffers().unwrap().len() < 20_000, "a frame of 1 MiB does not hold them all");
     let local = buffer(&pattern(64, 1));
     for i in [0, 10_000, 19_999] {
@@ -163,7 +164,7 @@ fn twenty_thousand_buffers_are_registered_and_found() {
     let addrs: Vec<u64> = ranges.iter().map(|r| r.0).collect();
     let (result, took) = timed(|| target.unregister_all(&addrs));
     result.unwrap();
-    assert!(took < ms(2000), "{took:?}");
+    assert!(took < 2 * PROMPT, "{took:?}");
 }
 
 #[expect(unsafe_code, reason = "many ranges of one buffer")]
@@ -237,7 +238,9 @@ fn a_process_without_descriptors_goes_on_and_recovers() {
 #[test]
 #[ignore = "run by `a_process_without_descriptors_goes_on_and_recovers`, in a process of its own"]
 fn out_of_descriptors() {
-    let pair = Pair::with(64 << 20, lanes(4, 1));
+    let mut config = lanes(4, 1);
+    config.lane_idle_probe = Duration::from_secs(60);
+    let pair = Pair::with(64 << 20, config);
     let local = buffer(&pattern(64 << 20, 1));
     start(&pair.segment, Op::Write, &buffer(&[1]), pair.remote.addr()).wait().unwrap();
     assert_eq!(pair.initiator.stats().lanes_opened, 1);

@@ -177,7 +177,7 @@ fn device(fault: &'static str, value: u64, len: usize) -> Error {
     two.run(vec![local.request(Op::Write, 0, remote.addr(), 100)]).unwrap();
     sim.control.set(fault, value);
     let request = local.request(Op::Write, 0, remote.addr(), len);
-    let error = end(&submit(&two.segment, vec![request], within(ms(400))).unwrap()).unwrap_err();
+    let error = end(&submit(&two.segment, vec![request], within(ms(2000))).unwrap()).unwrap_err();
     sim.control.set(fault, 0);
     error
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tensorferry::{Batch, BatchState, Config, Engine, HostBuffer, Op, SubmitOptions};
 
-use crate::common::{engine, ms, timed, within};
+use crate::common::{PROMPT, engine, ms, timed, within};
 
 /// An engine with a buffer that takes a while to copy, and to whom the copies go.
 struct Own {
@@ -42,7 +42,7 @@ fn a_copy_ends_at_its_deadline_also_behind_others() {
     for batch in batches {
         assert_eq!(batch.wait().unwrap_err().code(), 13);
     }
-    assert!(begin.elapsed() >= ms(300) && begin.elapsed() < ms(1500), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= ms(300) && begin.elapsed() < PROMPT, "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_copy_can_be_cancelled_while_it_runs_and_while_it_waits() {
     for batch in batches.into_iter().rev() {
         let ((), took) = timed(|| batch.cancel());
         assert_eq!(batch.poll(), BatchState::Cancelled);
-        assert!(took < ms(300), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
     }
 }
 
@@ -64,7 +64,7 @@ fn a_buffer_that_is_copied_can_be_unregistered() {
         let addr = if local { own.from.addr() } else { own.to.addr() };
         let (result, took) = timed(|| own.engine.unregister(addr));
         result.unwrap();
-        assert!(took < ms(1500), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
         for batch in batches {
             assert!([9, 15].contains(&batch.wait().unwrap_err().code()));
         }
@@ -76,7 +76,7 @@ fn closing_ends_copies_and_is_quiet_when_it_returns() {
     let own = Own::new();
     let batches: Vec<Batch> = (0..6).map(|_| own.copies(MANY, within(ms(20_000)))).collect();
     let ((), took) = timed(|| own.engine.close());
-    assert!(took < ms(1000), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     for batch in batches {
         let result = batch.wait_timeout(Duration::ZERO).expect("final when close has returned");
         assert_eq!(result.unwrap_err().code(), 23);

@@ -10,7 +10,9 @@ use tensorferry::{
 use tensorferry_relay::{Accept, End, Port, Relay, Rule, Way};
 use tensorferry_wire::{Header, STATUS_LEN, Status};
 
-use crate::common::{buffer, engine, lanes, ms, pattern, row, says, start, timed, within};
+use crate::common::{
+    buffer, engine, eventually, lanes, ms, pattern, promptly, row, says, start, timed, within,
+};
 
 /// A target with one buffer behind a relay of some copies, and an initiator that knows each copy as a peer.
 struct Stand {
@@ -166,7 +168,7 @@ fn a_connection_cut_anywhere_completes_nothing_that_is_not_in_place() {
                 assert_eq!(done, 3, "all had passed: {:?}", batch.failures());
             }
             stand.relay.rule(Rule::default().copy(case)).unwrap();
-            let again = segment.submit_owned(&three(&stand, case, local), within(ms(4000)));
+            let again = segment.submit_owned(&three(&stand, case, local), within(ms(20_000)));
             let again = again.unwrap();
             again.wait().unwrap_or_else(|e| panic!("{end:?} after {n} {way:?}, then: {e}"));
             assert_eq!(check(&stand, case, &again, local, wanted), 3);
@@ -197,11 +199,13 @@ fn distance_costs_a_batch_no_round_trip_per_block() {
             .unwrap();
         let (_, raw) = timed(|| raw_write(&stand, &bytes));
         let requests = row(Op::Write, &local, stand.remote.addr(), BLOCK, 512);
-        let (result, took) =
-            timed(|| segment.submit_owned(&requests, within(ms(20_000))).unwrap().wait());
-        result.unwrap();
-        assert!(stand.remote.read(0, ALL) == bytes);
-        assert!(took < 10 * raw, "{lanes_per_peer} lanes: {took:?}, as one stream {raw:?}");
+        promptly(10 * raw, "ten times one stream's time", || {
+            let (result, took) =
+                timed(|| segment.submit_owned(&requests, within(ms(20_000))).unwrap().wait());
+            result.unwrap();
+            assert!(stand.remote.read(0, ALL) == bytes);
+            took
+        });
     }
 }
 
@@ -228,7 +232,9 @@ fn a_port_that_does_not_let_in_fails_a_request_by_its_deadline_and_no_other() {
     let batches: Vec<Batch> = (0..4)
         .map(|copy| {
             let requests = row(Op::Write, &local, stand.remote.addr(), 4096, 1);
-            stand.open(copy).submit_owned(&requests, within(ms(1500))).unwrap()
+            // The good one has all the time.
+            let timeout = ms(if copy == 0 { 20_000 } else { 1500 });
+            stand.open(copy).submit_owned(&requests, within(timeout)).unwrap()
         })
         .collect();
     batches[0].wait().unwrap();
@@ -241,5 +247,6 @@ fn a_port_that_does_not_let_in_fails_a_request_by_its_deadline_and_no_other() {
     for copy in 0..4 {
         start(&stand.open(copy), Op::Write, &local, stand.remote.addr()).wait().unwrap();
     }
-    assert!(stand.target.stats().served_writes >= 5);
+    // The last one is counted when it has been answered.
+    eventually("all are counted", || stand.target.stats().served_writes >= 5);
 }

@@ -7,10 +7,11 @@ use tensorferry::{Batch, BatchState, Engine, Error, HostBuffer, Notification, Op
 use tensorferry_wire::Status;
 
 use crate::common::{
-    PROMPT, alone, buffer, engine, eventually, lanes, ms, pattern, row, says, start, start_within,
-    ticks, timed, within,
+    PROMPT, alone, buffer, engine, eventually, lanes, ms, pattern, promptly, row, says, start,
+    start_within, ticks, timed, within,
 };
 use crate::fake::{BASE, Fake, Full, Gate, OnNotify, control_only, memory, silent};
+use crate::faults::dead_port;
 
 /// A request in the phase that is to be stopped.
 struct Scene {
@@ -71,7 +72,7 @@ fn scene(phase: &str, io_threads: usize) -> Scene {
             let scene = with(hang(), "waited in the queue", false, Op::Write, 100);
             let local = HostBuffer::zeroed(32 << 20).unwrap();
             let fills = start(&scene.segment, Op::Write, &local, BASE);
-            eventually("a lane", || scene.engine.stats().lanes_opened == 1);
+            eventually("a lane", || scene.engine.stats().lanes_opened >= 1);
             Scene { _before: vec![fills], ..scene }
         }
         "sending" => with(hang(), "", true, Op::Write, 64 << 20),
@@ -128,19 +129,21 @@ impl Scene {
 fn a_cancel_returns_at_once_in_every_phase() {
     for phase in PHASES {
         for io_threads in [1, 3] {
-            let scene = scene(phase, io_threads);
-            let (batch, local) = scene.begin(phase, ms(8000));
-            assert_eq!(batch.poll(), BatchState::Running, "{phase}");
-            let ((), took) = timed(|| batch.cancel());
-            assert!(took < PROMPT, "{phase}: {took:?}");
-            assert_eq!(batch.poll(), BatchState::Cancelled, "{phase}");
-            let error = batch.wait().unwrap_err();
-            assert_eq!(error.code(), 14, "{phase}: {error}");
-            says(&error, &["cancelled"]);
-            scene.says(&error);
-            let after = local.read(0, local.len());
-            batch.cancel();
-            assert!(local.read(0, local.len()) == after);
+            promptly(ms(150), phase, || {
+                let scene = scene(phase, io_threads);
+                let (batch, local) = scene.begin(phase, ms(8000));
+                assert_eq!(batch.poll(), BatchState::Running, "{phase}");
+                let ((), took) = timed(|| batch.cancel());
+                assert_eq!(batch.poll(), BatchState::Cancelled, "{phase}");
+                let error = batch.wait().unwrap_err();
+                assert_eq!(error.code(), 14, "{phase}: {error}");
+                says(&error, &["cancelled"]);
+                scene.says(&error);
+                let after = local.read(0, local.len());
+                batch.cancel();
+                assert!(local.read(0, local.len()) == after);
+                took
+            });
         }
     }
 }
@@ -149,14 +152,14 @@ fn a_cancel_returns_at_once_in_every_phase() {
 fn a_deadline_is_kept_in_every_phase() {
     std::thread::scope(|threads| {
         for phase in PHASES {
-            threads.spawn(move || {
+            let attempt = move || {
                 let scene = scene(phase, 1);
-                let ((batch, _local), set_up) = timed(|| scene.begin(phase, ms(300)));
+                // So long that it is in its phase by then.
+                let ((batch, _local), set_up) = timed(|| scene.begin(phase, ms(2000)));
                 let (result, took) = timed(|| batch.wait());
                 let took = set_up + took;
                 let error = result.unwrap_err();
-                assert!(took >= ms(300), "{phase}: {took:?}");
-                assert!(took < ms(800), "{phase}: {took:?}");
+                assert!(took >= ms(2000), "{phase}: {took:?}");
                 assert_eq!((batch.poll(), error.code()), (BatchState::TimedOut, 13), "{phase}");
                 let words = [
                     "not complete at its deadline",
@@ -167,7 +170,9 @@ fn a_deadline_is_kept_in_every_phase() {
                 says(&error, &words);
                 scene.says(&error);
                 assert!(error.is_retryable());
-            });
+                took
+            };
+            threads.spawn(move || promptly(ms(2500), phase, attempt));
         }
     });
 }
@@ -178,14 +183,17 @@ fn a_batch_of_a_thousand_has_one_deadline() {
     let e = engine(lanes(4, 2));
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(1000 * 4096).unwrap();
-    let begin = std::time::Instant::now();
-    let requests = row(Op::Read, &local, BASE, 4096, 1000);
-    let batch = segment.submit_owned(&requests, within(ms(300))).unwrap();
-    assert_eq!(batch.wait().unwrap_err().code(), 13);
-    let took = begin.elapsed();
-    assert!(took >= ms(300) && took < ms(800), "{took:?}");
-    assert_eq!(batch.failures().len(), 1000);
-    assert!((0..1000).all(|i| batch.entry(i).unwrap().unwrap_err().code() == 13));
+    promptly(ms(800), "a deadline of 300 ms", || {
+        let begin = std::time::Instant::now();
+        let requests = row(Op::Read, &local, BASE, 4096, 1000);
+        let batch = segment.submit_owned(&requests, within(ms(300))).unwrap();
+        assert_eq!(batch.wait().unwrap_err().code(), 13);
+        let took = begin.elapsed();
+        assert!(took >= ms(300), "{took:?}");
+        assert_eq!(batch.failures().len(), 1000);
+        assert!((0..1000).all(|i| batch.entry(i).unwrap().unwrap_err().code() == 13));
+        took
+    });
 }
 
 #[test]
@@ -349,8 +357,7 @@ fn refused_lanes() {
     let local = HostBuffer::zeroed(32 << 20).unwrap();
     let first = start(&segment, Op::Write, &buffer(&[1]), BASE);
     eventually("a lane", || e.stats().lanes_opened == 1);
-    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    fake.publish(|d| d.tcp_data_port = dead);
+    fake.publish(|d| d.tcp_data_port = dead_port());
     segment.buffers().unwrap();
     let before = ticks();
     let batch = start_within(&segment, Op::Write, &local, BASE, ms(500));
@@ -373,12 +380,16 @@ fn a_deadline_is_kept_by_notifications_that_wait_for_each_other() {
         let request = local.request(Op::Write, 0, BASE, 100).unwrap();
         segment.submit_owned(&[request], options).unwrap()
     };
-    let stuck = with_note(ms(5000));
-    let (error, took) = timed(|| with_note(ms(300)).wait().unwrap_err());
-    assert_eq!(error.code(), 18, "{error}");
-    assert!(took >= ms(300) && took < ms(800), "{took:?}");
-    let other = with_note(ms(5000));
-    eventually("its bytes are there", || fake.seen().len() == 3);
+    let stuck = with_note(ms(20_000));
+    promptly(ms(2500), "a deadline of two seconds", || {
+        let (error, took) = timed(|| with_note(ms(2000)).wait().unwrap_err());
+        assert_eq!(error.code(), 18, "{error}");
+        assert!(took >= ms(2000), "{took:?}");
+        took
+    });
+    let seen = fake.seen().len();
+    let other = with_note(ms(20_000));
+    eventually("its bytes are there", || fake.seen().len() > seen);
     let ((), took) = timed(|| other.cancel());
     assert!(took < PROMPT, "{took:?}");
     let ((), took) = timed(|| stuck.cancel());
@@ -386,7 +397,7 @@ fn a_deadline_is_kept_by_notifications_that_wait_for_each_other() {
     assert_eq!(stuck.wait().unwrap_err().code(), 18);
     // They hold nothing up that comes later.
     fake.on_notify(OnNotify::Answer);
-    with_note(ms(3000)).wait().unwrap();
+    with_note(ms(8000)).wait().unwrap();
 }
 
 #[test]
@@ -438,7 +449,7 @@ fn a_stuck_connection_on_one_thread_leaves_the_lanes_of_the_others_in_use() {
     let _stuck = start(&segment, Op::Write, &HostBuffer::zeroed(8 << 20).unwrap(), BASE);
     let small = HostBuffer::zeroed(100).unwrap();
     for i in 0..50 {
-        let batch = start_within(&segment, Op::Write, &small, BASE + (2 << 30) + i, ms(1500));
+        let batch = start(&segment, Op::Write, &small, BASE + (2 << 30) + i);
         batch.wait().unwrap_or_else(|e| panic!("request {i}: {e}"));
     }
     drop(TcpStream::connect(fake.name()));
@@ -461,7 +472,7 @@ fn peers_that_nobody_waits_for_any_more_hold_no_thread() {
     }
     stuck[0].cancel();
     let (segment, took) = timed(|| e.open(&good.name()).unwrap());
-    assert!(took < ms(500), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     start(&segment, Op::Write, &local, BASE).wait().unwrap();
 }
 
@@ -478,7 +489,7 @@ fn peers_that_never_answer_hold_up_nobody() {
             let segment = e.segment(&listener.local_addr().unwrap().to_string()).unwrap();
             let request = local.request(Op::Write, 0, BASE, 4096).unwrap();
             let notification = Notification::new("n", "m");
-            let options = within(ms(1500)).with_notification(notification);
+            let options = within(2 * PROMPT).with_notification(notification);
             segment.submit_owned(&[request], options).unwrap()
         })
         .collect();
@@ -492,7 +503,7 @@ fn peers_that_never_answer_hold_up_nobody() {
             start(&segment, Op::Write, &local, remote.addr()).wait()
         });
         moved.unwrap();
-        assert!(took < PROMPT * 4, "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
     }
     for batch in stuck {
         let error = batch.wait().unwrap_err();

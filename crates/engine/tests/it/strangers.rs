@@ -9,7 +9,7 @@ use tensorferry_wire::{
     FrameKind, FrameReader, Header, MessageType, STATUS_LEN, Status, encode_frame,
 };
 
-use crate::common::{engine, eventually, lanes, ms, pattern, timed};
+use crate::common::{PROMPT, engine, eventually, lanes, ms, pattern, timed};
 use crate::fake::{Answer, Raw};
 
 /// A target with one buffer of `len` bytes.
@@ -59,7 +59,7 @@ fn half_a_header_is_waited_for_and_not_for_ever() {
     raw.send(&[0; 13]);
     let (answer, took) = timed(|| raw.answer());
     assert_eq!(answer, Answer::End);
-    assert!(took > ms(4500) && took < ms(6500), "{took:?}");
+    assert!(took > ms(4500) && took < ms(9000), "{took:?}");
     // A connection with nothing begun is left alone.
     assert_eq!(idle.bytes(8), [0; 8]);
     idle.ask(memory.addr(), 8);
@@ -176,6 +176,8 @@ fn a_refusal_is_not_lost_though_megabytes_were_on_their_way() {
         assert_eq!(raw.answer(), Answer::Rejected, "round {round}");
         assert_eq!(raw.answer(), Answer::End, "round {round}");
     }
+    // They are counted when they have been answered.
+    eventually("all are counted", || target.stats().served_writes >= 15 * 200);
     assert_eq!(target.stats().served_writes, 15 * 200);
 }
 
@@ -267,7 +269,7 @@ fn a_client_that_takes_nothing_stalls_itself_alone() {
         assert!(sent < 64 << 20, "the target takes requests on without end");
     }
     // What it was asked for is a thousand times as much as what is kept for it.
-    assert!(target.stats().served_bytes_read > 512 << 20);
+    eventually("it has taken on much", || target.stats().served_bytes_read > 512 << 20);
     let mut other = Raw::connect(target.data_port());
     let ((), took) = timed(|| {
         for _ in 0..100 {
@@ -276,7 +278,7 @@ fn a_client_that_takes_nothing_stalls_itself_alone() {
             other.bytes(100);
         }
     });
-    assert!(took < ms(1000), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     // When it does take them, they are all there.
     for _ in 0..300 {
         assert_eq!(greedy.answer(), Answer::Applied);
@@ -474,7 +476,7 @@ fn clients_that_hold_control_connections_delay_nobody() {
         }
         initiator.open(target.name()).unwrap();
     });
-    assert!(took < ms(500), "{took:?}");
+    assert!(took < PROMPT, "{took:?}");
     drop((idle, lingering));
 }
 
@@ -503,7 +505,7 @@ fn a_client_that_floods_the_control_port_delays_nobody_for_long() {
             }
         });
         done.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(took < ms(2000), "{took:?}");
+        assert!(took < 2 * PROMPT, "{took:?}");
     });
 }
 
