@@ -7,7 +7,7 @@ use std::time::Duration;
 use tensorferry::{HostBuffer, Op, RegisterOptions};
 use tensorferry_wire::{Header, Version};
 
-use crate::common::{engine, eventually, lanes, ms, resident, timed, within};
+use crate::common::{engine, eventually, lanes, ms, promptly, resident, timed, within};
 use crate::fake::{Answer, BASE, Fake, Raw, memory};
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Two, apart, end, submit, text};
@@ -54,7 +54,10 @@ apart! {
             eventually("it is being copied", || sim.control.count("copies_in_flight") > 0);
             std::thread::scope(|threads| {
                 threads.spawn(|| target.close());
-                assert_eq!(raw.answer(), Answer::Reset, "{len} bytes");
+                let answer = raw.answer();
+                // On a machine that is busy the copy may end before the engine does.
+                let copied = answer == Answer::End && block.read(0, len) == text(len, 1);
+                assert!(answer == Answer::Reset || copied, "{len} bytes: {answer:?}");
             });
             sim.control.set("latency_ns", 0);
             block.free();
@@ -129,23 +132,24 @@ apart! {
 apart! {
     /// Dropped, an engine is closed again.
     fn what_hangs_is_waited_for_once_however_often_an_engine_is_closed() {
-        let sim = Sim::cuda();
-        let two = Two::new(&sim.config());
-        let (local, remote) = (sim.alloc(MIB), sim.alloc(MIB));
-        remote.lend(&two.target);
-        sim.control.set("hang", 1);
-        let request = local.request(Op::Write, 0, remote.addr, MIB);
-        let batch = submit(&two.segment, vec![request], within(ms(20_000))).unwrap();
-        eventually("a copy hangs", || sim.control.count("copies_in_flight") > 0);
-        let ((), first) = timed(|| two.initiator.close());
-        assert!(first < ms(1000), "{first:?}");
-        assert_eq!(end(&batch).unwrap_err().code(), 29);
-        let ((), again) = timed(|| two.initiator.close());
-        assert!(again < ms(300), "{again:?}");
-        two.target.close();
-        let ((), dropped) = timed(|| drop((batch, two)));
-        assert!(dropped < ms(300), "{dropped:?}");
-        sim.control.heal();
+        promptly(ms(1000), "closing", || {
+            let sim = Sim::cuda();
+            let two = Two::new(&sim.config());
+            let (local, remote) = (sim.alloc(MIB), sim.alloc(MIB));
+            remote.lend(&two.target);
+            sim.control.set("hang", 1);
+            let request = local.request(Op::Write, 0, remote.addr, MIB);
+            let batch = submit(&two.segment, vec![request], within(ms(20_000))).unwrap();
+            eventually("a copy hangs", || sim.control.count("copies_in_flight") > 0);
+            let ((), first) = timed(|| two.initiator.close());
+            assert_eq!(end(&batch).unwrap_err().code(), 29);
+            let ((), again) = timed(|| two.initiator.close());
+            two.target.close();
+            let ((), dropped) = timed(|| drop((batch, two)));
+            sim.control.heal();
+            // The others have a third of the time, in which nothing that hangs can have been waited for.
+            first.max(3 * again).max(3 * dropped)
+        });
     }
 }
 

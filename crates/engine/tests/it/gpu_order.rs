@@ -6,7 +6,7 @@ use std::time::Duration;
 use tensorferry::gpu::Vendor;
 use tensorferry::{Batch, BatchState, HostBuffer, Op, Result, SubmitOptions, UserStream};
 
-use crate::common::{eventually, ms, says, timed, within};
+use crate::common::{PROMPT, eventually, ms, promptly, says, timed, within};
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Block, Two, apart, end, submit};
 
@@ -68,7 +68,8 @@ apart! {
                 remote.fill(1);
                 kernel(local, *stream, 7, 60);
                 let batch = ordered.submit(Op::Write, hold, LONG).unwrap();
-                assert_eq!(batch.poll(), BatchState::Running, "{name}");
+                let waits = batch.poll() == BatchState::Running;
+                assert!(waits || local.is_all(7), "{name}: it is complete before the kernel");
                 end(&batch).unwrap_or_else(|e| panic!("{name}, hold {hold}: {e}"));
                 assert!(remote.is_all(7), "{name}, hold {hold}");
                 // What a kernel is still writing is not overwritten before.
@@ -190,38 +191,38 @@ apart! {
         for call in ["", "cuStreamWaitValue32_v2"] {
             for (how, code) in [("deadline", 13), ("cancel", 14), ("unregister", 15), ("close", 23)]
             {
-                let sim = Sim::cuda();
-                sim.control.inject(call, 1, 0, 801);
-                let ordered = Ordered::new(&sim, MIB);
-                let Ordered { local, remote, stream, two, .. } = &ordered;
-                remote.fill(2);
-                kernel(local, *stream, 7, 1500);
-                let timeout = if how == "deadline" { ms(200) } else { LONG };
-                let batch = ordered.submit(Op::Write, true, timeout).unwrap();
-                kernel(local, *stream, 9, 0);
-                let (result, took) = timed(|| {
-                    match how {
-                        "cancel" => batch.cancel(),
-                        "unregister" => two.initiator.unregister(local.addr).unwrap(),
-                        "close" => two.initiator.close(),
-                        _ => {}
-                    }
-                    batch
-                        .wait_timeout(ms(1000))
-                        .expect("it is final before its stream has come to it")
-                });
-                let error = result.unwrap_err();
-                assert_eq!(error.code(), code, "{how}: {error}");
-                if how == "deadline" {
-                    says(&error, &["it waited for the work before it on the caller's stream"]);
-                }
                 // Closing gives pinned memory back, for which a driver waits until its streams are empty.
-                assert!(took < ms(if how == "close" { 2200 } else { 900 }), "{how}: {took:?}");
-                // The stream is held no longer than that, and nothing of the transfer is done.
-                let ((), took) = timed(|| ordered.wait());
-                assert!(took < ms(3000), "{how}: {took:?}");
-                assert!(local.is_all(9), "{how}");
-                assert!(remote.is_all(2), "{how}: it moved after its end");
+                promptly(ms(if how == "close" { 2200 } else { 900 }), how, || {
+                    let sim = Sim::cuda();
+                    sim.control.inject(call, 1, 0, 801);
+                    let ordered = Ordered::new(&sim, MIB);
+                    let Ordered { local, remote, stream, two, .. } = &ordered;
+                    remote.fill(2);
+                    kernel(local, *stream, 7, 1500);
+                    let timeout = if how == "deadline" { ms(200) } else { LONG };
+                    let batch = ordered.submit(Op::Write, true, timeout).unwrap();
+                    kernel(local, *stream, 9, 0);
+                    let (result, ended) = timed(|| {
+                        match how {
+                            "cancel" => batch.cancel(),
+                            "unregister" => two.initiator.unregister(local.addr).unwrap(),
+                            "close" => two.initiator.close(),
+                            _ => {}
+                        }
+                        end(&batch)
+                    });
+                    let error = result.unwrap_err();
+                    assert_eq!(error.code(), code, "{how}: {error}");
+                    if how == "deadline" {
+                        says(&error, &["it waited for the work before it on the caller's stream"]);
+                    }
+                    // The stream is held no longer than that, and nothing of the transfer is done.
+                    let ((), took) = timed(|| ordered.wait());
+                    assert!(took < 2 * PROMPT, "{how}: {took:?}");
+                    assert!(local.is_all(9), "{how}");
+                    assert!(remote.is_all(2), "{how}: it moved after its end");
+                    ended
+                });
             }
         }
     }
@@ -240,13 +241,16 @@ apart! {
                 submit(&two.segment, vec![request], behind(&sim, *stream, true, LONG)).unwrap();
             let ((), took) = timed(|| ordered.wait());
             assert_eq!(batch.result().expect("it is final").unwrap_err().code(), 9);
-            assert!(took < ms(2000), "{took:?}");
+            assert!(took < PROMPT, "{took:?}");
             // A copy that hangs: its deadline is the stream's.
             sim.control.set("hang", 1);
-            let batch = ordered.submit(Op::Write, true, ms(300)).unwrap();
-            let ((), took) = timed(|| ordered.wait());
+            let (batch, took) = timed(|| {
+                let batch = ordered.submit(Op::Write, true, ms(1500)).unwrap();
+                ordered.wait();
+                batch
+            });
             assert_eq!(batch.result().expect("it is final").unwrap_err().code(), 29);
-            assert!(took >= ms(250) && took < ms(1000), "{took:?}");
+            assert!(took >= ms(1500) && took < ms(1500) + PROMPT, "{took:?}");
             sim.control.heal();
         }
     }
@@ -263,7 +267,7 @@ apart! {
         let error = result.unwrap_err();
         assert_eq!(error.code(), 28, "{error}");
         says(&error, &["answered 700 CUDA_ERROR_ILLEGAL_ADDRESS"]);
-        assert!(took < ms(1000), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
     }
 }
 

@@ -1,9 +1,11 @@
 //! An engine as its own peer, with device memory at one end or at both.
 
+use std::time::Duration;
+
 use tensorferry::gpu::Vendor;
 use tensorferry::{BatchState, Config, Engine, HostBuffer, Op, Request, Segment};
 
-use crate::common::{engine, ms, timed, within};
+use crate::common::{PROMPT, engine, eventually, ms, promptly, timed, within};
 use crate::gpu::{MIB, SLOT, Sim};
 use crate::gpu_kit::{Block, apart, end, submit, text};
 
@@ -125,7 +127,9 @@ apart! {
     }
 }
 
-/// Copies that take half a second, from a host to a device and back.
+/// What takes two seconds to copy when it is slow, from a host to a device and back.
+const MUCH: usize = 64 * MIB;
+
 fn slowly(sim: &Sim) {
     for way in ["h2d_bytes_per_second", "d2h_bytes_per_second", "d2d_bytes_per_second"] {
         sim.control.set(way, 32 << 20);
@@ -143,35 +147,45 @@ apart! {
     fn a_copy_is_cancelled_and_ends_at_its_deadline() {
         let sim = Sim::cuda();
         let (engine, segment) = own(sim.config());
-        let host = HostBuffer::zeroed(16 * MIB).unwrap();
+        let host = HostBuffer::zeroed(MUCH).unwrap();
         engine.register_buffer(&host, &Default::default()).unwrap();
-        let (block, other) = (sim.alloc(16 * MIB), sim.alloc(16 * MIB));
+        let (block, other) = (sim.alloc(MUCH), sim.alloc(MIB));
         other.lend(&engine);
         slowly(&sim);
-        let begin = |request| submit(&segment, vec![request], within(ms(250))).unwrap();
-        let to_block = block.request(Op::Read, 0, host.addr(), 16 * MIB);
-        let from_block = block.request(Op::Write, 0, host.addr(), 16 * MIB);
+        let to_block = block.request(Op::Read, 0, host.addr(), MUCH);
+        let from_block = block.request(Op::Write, 0, host.addr(), MUCH);
         for (request, cancel) in
             [(to_block, true), (to_block, false), (from_block, true), (from_block, false)]
         {
-            let before = sim.control.count("copies");
-            let batch = begin(request);
-            let (result, took) = timed(|| {
-                if cancel {
-                    crate::common::eventually("a piece is copied", || {
-                        sim.control.count("copies") > before
-                    });
-                    batch.cancel();
+            let (timeout, state) = if cancel {
+                (ms(20_000), BatchState::Cancelled)
+            } else {
+                (ms(250), BatchState::TimedOut)
+            };
+            promptly(ms(1200), "its end", || {
+                let before = sim.control.count("copies");
+                let batch = submit(&segment, vec![request], within(timeout)).unwrap();
+                let (result, took) = timed(|| {
+                    if cancel {
+                        eventually("a piece is copied", || sim.control.count("copies") > before);
+                        batch.cancel();
+                    }
+                    end(&batch)
+                });
+                let again = || {
+                    // Another copy goes the same way, behind whatever was there.
+                    let request = Request { local: other.addr, len: 1000, ..request };
+                    end(&submit(&segment, vec![request], within(ms(20_000))).unwrap()).unwrap();
+                };
+                let error = result.unwrap_err();
+                if error.code() == 29 {
+                    // What is slow on a machine that is busy can be taken for hung.
+                    again();
+                    return Duration::MAX;
                 }
-                end(&batch)
-            });
-            let state = if cancel { BatchState::Cancelled } else { BatchState::TimedOut };
-            assert_eq!(batch.poll(), state, "{result:?}");
-            assert!(took < ms(1200), "{took:?}");
-            stays(&block, || {
-                // Another copy goes the same way, behind whatever was there.
-                let request = Request { local: other.addr, len: 1000, ..request };
-                end(&submit(&segment, vec![request], within(ms(5000))).unwrap()).unwrap();
+                assert_eq!(batch.poll(), state, "{error}");
+                stays(&block, again);
+                took
             });
         }
     }
@@ -195,13 +209,13 @@ apart! {
             ] {
                 sim.control.set("hang", 1);
                 let (batch, took) = timed(|| {
-                    let batch = submit(&segment, vec![request], within(ms(300))).unwrap();
+                    let batch = submit(&segment, vec![request], within(ms(1500))).unwrap();
                     let result = end(&batch);
                     assert_eq!(result.unwrap_err().code(), 29, "{request:?}");
                     batch
                 });
                 assert_eq!(batch.poll(), BatchState::Failed);
-                assert!(took >= ms(300) && took < ms(1000), "{took:?}");
+                assert!(took >= ms(1500) && took < ms(1500) + PROMPT, "{took:?}");
                 sim.control.heal();
                 // What hung comes to its end before what follows it the same way.
                 run(&segment, Request { len: 1000, ..request });
@@ -225,12 +239,12 @@ apart! {
         sim.control.set("hang", 1);
         let request = block.request(Op::Read, 0, host.addr(), 4 * MIB);
         let batch = submit(&segment, vec![request], within(ms(20_000))).unwrap();
-        crate::common::eventually("it hangs", || sim.control.count("copies_in_flight") > 0);
+        eventually("it hangs", || sim.control.count("copies_in_flight") > 0);
         let ((), took) = timed(|| batch.cancel());
-        assert!(took < ms(700), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
         assert_eq!(batch.result().unwrap().unwrap_err().code(), 29);
         let ((), took) = timed(|| engine.close());
-        assert!(took < ms(2500), "{took:?}");
+        assert!(took < PROMPT, "{took:?}");
         sim.control.heal();
     }
 }

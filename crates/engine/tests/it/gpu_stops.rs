@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tensorferry::{BatchState, Op, Request};
 
-use crate::common::{lanes, ms, timed, within};
+use crate::common::{PROMPT, lanes, ms, timed, within};
 use crate::gpu::{MIB, Sim};
 use crate::gpu_kit::{Block, Dice, Two, apart, end, submit, text};
 
@@ -83,10 +83,16 @@ apart! {
                                 spin(dice.roll(3000));
                                 batch.cancel();
                             }
-                            if end(&batch).is_err() {
+                            let result = end(&batch);
+                            assert_ne!(batch.poll(), BatchState::Running);
+                            if batch.failures().iter().any(|(_, error)| error.code() == 29) {
+                                // What is late on a machine that is busy can be taken for hung, and may yet come.
+                                flush(two, &spare, remote.addr + (5 * ROOM) as u64);
+                                continue;
+                            }
+                            if result.is_err() {
                                 stopped.fetch_add(1, Ordering::Relaxed);
                             }
-                            assert_ne!(batch.poll(), BatchState::Running);
                             if batch.poll() == BatchState::Completed && op == Op::Read {
                                 assert!(
                                     local.read(0, len * count) == text(6 * ROOM, 1)[..len * count]
@@ -135,7 +141,7 @@ apart! {
                 spin(dice.roll(20_000));
                 let (result, took) = timed(|| engine.unregister(block.addr));
                 result.unwrap();
-                assert!(took < ms(1500), "round {round}: {took:?}");
+                assert!(took < PROMPT, "round {round}: {took:?}");
                 block.fill(0x5a);
                 let result = end(&batch);
                 flush(&two, &spare, safe.addr);
@@ -168,7 +174,7 @@ apart! {
                 Op::Read => (&two.initiator, &local),
             };
             let ((), took) = timed(|| engine.close());
-            assert!(took < ms(1500), "{took:?}");
+            assert!(took < PROMPT, "{took:?}");
             // Its streams have gone with it, so that nothing can be on them.
             block.fill(0x5a);
             let _ = end(&batch.unwrap());
