@@ -64,7 +64,7 @@ fn first_answer(discovery: &Discovery, vendor: Vendor) -> (State, String) {
     };
     let later = (0..20).map(|_| again()).min().expect("it was asked again");
     eprintln!("{vendor}: first {first:?}, later {later:?}: {error}");
-    assert!(first < Duration::from_millis(100), "{first:?}");
+    assert!(first < Duration::from_secs(2), "{first:?}");
     assert!(later < Duration::from_micros(500), "it is asked once: {later:?}");
     assert_eq!(discovery.classify(Location::Any, 0x1000, 8).ok(), Some(Memory::Host));
     (discovery.peek(vendor), error)

@@ -270,7 +270,6 @@ fn copies(sim: &Sim) {
     let addr = sim.alloc(1, len as u64, Kind::Device);
     let other = sim.alloc(1, len as u64, Kind::Device);
     let runtime = sim.runtime();
-    sim.control.set("latency_ns", 20_000_000);
     std::thread::scope(|scope| {
         scope.spawn(|| on_our_thread(sim, &*runtime, (addr, other), len)).join().expect("no panic");
     });
@@ -292,6 +291,8 @@ fn on_our_thread(sim: &Sim, runtime: &dyn GpuRuntime, (addr, other): (u64, u64),
     let pattern: Vec<u8> = (0..len).map(|at| (at * 31 % 251) as u8).collect();
     // SAFETY: `out` has `len` bytes, and no copy runs yet.
     unsafe { out.as_ptr().copy_from_nonoverlapping(pattern.as_ptr(), len) };
+    // They do not end before they were asked about.
+    sim.control.set("hang", 1);
     // SAFETY: all handles are from this runtime and live to the end of this function; the copies
     // end before the memory goes, because the event is waited for.
     unsafe {
@@ -306,6 +307,7 @@ fn on_our_thread(sim: &Sim, runtime: &dyn GpuRuntime, (addr, other): (u64, u64),
             0,
             "not ready is no error of the caller's"
         );
+        sim.control.set("hang", 0);
         runtime.sync_event(event).expect("it completes");
         assert!(runtime.query_event(event).expect("it is complete"));
         runtime.sync_stream(stream).expect("it is empty");
@@ -466,7 +468,6 @@ fn capture(sim: &Sim) {
     let addr = sim.alloc(1, MIB, Kind::Device);
     let runtime = sim.runtime();
     let users = sim.control.stream(1, false).expect("device 1 has streams");
-    sim.control.set("latency_ns", 20_000_000);
     sim.control.capture_begin(users, 0).expect("it begins");
     // SAFETY: the stream lives.
     let capturing = unsafe { runtime.is_capturing(StreamHandle::from_raw(users)) };

@@ -1,7 +1,7 @@
 /* Stand-ins for the vendors' libraries, as small as finding them needs. Built by the tests:
  *   -DDRIVER, -DRUNTIME, -DMUSA, -DHIP   which interface
  *   -DLACKS_EVENT_QUERY                  without one function that is always there
- *   -DSLOW                               opening it takes two seconds
+ *   -DSLOW                               opening it takes five seconds
  * At run time, from the environment: STUB_INIT (code of the first call), STUB_DEVICES, STUB_DRIVER,
  * STUB_VERSION, STUB_DELAY (seconds that the driver's first call takes). Every call that initialises is
  * counted. */
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #ifdef SLOW
-__attribute__((constructor)) static void opening(void) { sleep(2); }
+__attribute__((constructor)) static void opening(void) { sleep(5); }
 #endif
 
 static int number(const char *name, int otherwise) {

@@ -69,28 +69,28 @@ fn pageable_memory_makes_a_copy_wait() {
 fn bandwidth_and_latency_are_kept() {
     let gpu = Gpu::new(Variant::CudaDriver);
     gpu.bind(0);
-    let len = 1 << 20;
+    // Little, so that the time is the model's and not the processor's.
+    let len = 1 << 16;
     let (device, host) = (gpu.malloc(len).unwrap(), gpu.pinned(len).unwrap());
     let (down, up) = (gpu.stream(), gpu.stream());
-    gpu.control.set("d2h_bytes_per_second", 200 << 20);
-    gpu.control.set("h2d_bytes_per_second", 200 << 20);
-    // 20 MiB each way at 200 MiB/s: 100 ms, and both at once. A busy machine gets three tries.
-    let (submitted, took) = (0..3)
-        .map(|_| {
-            let began = Instant::now();
-            for _ in 0..20 {
-                assert_eq!(gpu.to_host(host, device, len, down), 0);
-                assert_eq!(gpu.to_device(device, host, len, up), 0);
-            }
-            let submitted = began.elapsed();
-            assert_eq!((gpu.synchronize(down), gpu.synchronize(up)), (0, 0));
-            assert!(began.elapsed() >= Duration::from_millis(100));
-            (submitted, began.elapsed())
-        })
-        .min_by_key(|(_, took)| *took)
-        .unwrap();
-    assert!(submitted < Duration::from_millis(90), "submitting does not wait: {submitted:?}");
-    assert!(took < Duration::from_millis(190), "{took:?}");
+    gpu.control.set("d2h_bytes_per_second", 20 * len);
+    gpu.control.set("h2d_bytes_per_second", 20 * len);
+    // Twenty copies each way take a second, and both ways at once. A busy machine gets three tries.
+    let mut tries = Vec::new();
+    let kept = (0..3).any(|_| {
+        let began = Instant::now();
+        for _ in 0..20 {
+            assert_eq!(gpu.to_host(host, device, len, down), 0);
+            assert_eq!(gpu.to_device(device, host, len, up), 0);
+        }
+        let submitted = began.elapsed();
+        assert_eq!((gpu.synchronize(down), gpu.synchronize(up)), (0, 0));
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(1));
+        tries.push((submitted, took));
+        submitted < Duration::from_millis(900) && took < Duration::from_millis(1900)
+    });
+    assert!(kept, "submitted, and done, after {tries:?}");
 
     gpu.control.set("latency_ns", 30_000_000);
     let began = Instant::now();
