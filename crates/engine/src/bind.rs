@@ -132,17 +132,17 @@ mod tests {
 
     #[test]
     fn ports_come_from_the_range_and_its_end_is_an_error_that_names_it() {
-        // A range of four ports that the kernel has just shown to be free.
-        let base = Listener::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().port().unwrap();
+        // A range of four ports that the kernel has just shown to be free, of an address that nobody else uses.
+        let base = Listener::bind("127.0.0.3:0".parse().unwrap(), 1).unwrap().port().unwrap();
         let first = base.clamp(1024, 65_000);
         let ports = PortRange { first, last: first + 3 };
         let config = Config { ports, ..Config::default() };
-        let one = bind("127.0.0.1", &config).unwrap();
+        let one = bind("127.0.0.3", &config).unwrap();
         for port in [one.2.control_port, one.2.data_port] {
             assert!(ports.contains(port));
         }
-        let two = bind("127.0.0.1", &config);
-        let three = bind("127.0.0.1", &config);
+        let two = bind("127.0.0.3", &config);
+        let three = bind("127.0.0.3", &config);
         let error = three.err().or(two.err()).expect("five ports do not fit four").to_string();
         assert!(
             error.contains(&ports.to_string()) && error.contains("TENSORFERRY_PORTS"),
@@ -152,11 +152,11 @@ mod tests {
 
     #[test]
     fn a_process_that_has_few_ports_to_itself_comes_back_at_the_same_ones() {
-        let base = Listener::bind("127.0.0.1:0".parse().unwrap(), 1).unwrap().port().unwrap();
+        let base = Listener::bind("127.0.0.4:0".parse().unwrap(), 1).unwrap().port().unwrap();
         let first = base.clamp(1024, 65_000);
         let config = Config { ports: PortRange { first, last: first + 7 }, ..Config::default() };
         let ports = || {
-            let (_control, _data, a) = bind("127.0.0.1", &config).unwrap();
+            let (_control, _data, a) = bind("127.0.0.4", &config).unwrap();
             (a.control_port, a.data_port)
         };
         let before = ports();
