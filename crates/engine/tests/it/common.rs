@@ -96,17 +96,11 @@ pub(crate) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// So many lanes, and so many IO threads.
+/// So many lanes, and so many IO threads. No lane is replaced because the machine has left it idle for a while.
 pub(crate) fn lanes(lanes: usize, io_threads: usize) -> Config {
     let mut config = Config::default();
     (config.lanes_per_peer, config.io_threads) = (lanes, io_threads);
     config.transfer_timeout = Duration::from_secs(8);
-    config
-}
-
-/// One lane per peer, which is not replaced however busy the machine is.
-pub(crate) fn steady() -> Config {
-    let mut config = lanes(1, 1);
     config.lane_idle_probe = Duration::from_secs(60);
     config
 }

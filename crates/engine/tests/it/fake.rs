@@ -306,6 +306,8 @@ impl Link {
                     std::thread::park_timeout(Duration::from_millis(10));
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                // The process was stopped for a while.
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return,
             }
         }

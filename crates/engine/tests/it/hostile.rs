@@ -9,7 +9,7 @@ use std::time::Duration;
 use tensorferry::{Config, Engine, Error, HostBuffer, Notification, Op, Segment};
 use tensorferry_wire::{BufferDescriptor, SegmentDescriptor, Status};
 
-use crate::common::{Pair, alone, engine, eventually, lanes, resident, says, start, steady, timed};
+use crate::common::{Pair, alone, engine, eventually, lanes, resident, says, start, timed};
 use crate::fake::{BASE, Fake, Gate, LEN, Link, control_only, control_request, done, memory};
 
 const METADATA: u8 = 1;
@@ -313,7 +313,7 @@ fn a_peer_that_speaks_first_is_not_listened_to_for_long() {
             }
             link.serve();
         });
-        let e = engine(steady());
+        let e = engine(lanes(1, 1));
         let segment = e.open(&fake.name()).unwrap();
         let local = HostBuffer::zeroed(100_000).unwrap();
         if let Err(error) = start(&segment, Op::Write, &local, BASE).wait() {
@@ -363,7 +363,7 @@ fn what_follows_the_last_answer_ends_the_lane() {
                     }
                 }
             });
-            let e = engine(steady());
+            let e = engine(lanes(1, 1));
             let segment = e.open(&fake.name()).unwrap();
             let small = HostBuffer::zeroed(5000).unwrap();
             start(&segment, op, &small, BASE).wait().unwrap();

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tensorferry::{Config, HostBuffer, OnFull, Op, RegisterOptions};
 
@@ -238,9 +238,7 @@ fn a_process_without_descriptors_goes_on_and_recovers() {
 #[test]
 #[ignore = "run by `a_process_without_descriptors_goes_on_and_recovers`, in a process of its own"]
 fn out_of_descriptors() {
-    let mut config = lanes(4, 1);
-    config.lane_idle_probe = Duration::from_secs(60);
-    let pair = Pair::with(64 << 20, config);
+    let pair = Pair::with(64 << 20, lanes(4, 1));
     let local = buffer(&pattern(64 << 20, 1));
     start(&pair.segment, Op::Write, &buffer(&[1]), pair.remote.addr()).wait().unwrap();
     assert_eq!(pair.initiator.stats().lanes_opened, 1);

@@ -9,9 +9,7 @@ use tensorferry::{
 };
 use tensorferry_wire::Status;
 
-use crate::common::{
-    Pair, alone, buffer, engine, eventually, lanes, ms, row, start, steady, within,
-};
+use crate::common::{Pair, alone, buffer, engine, eventually, lanes, ms, row, start, within};
 use crate::fake::{BASE, Fake, Gate, Link, done};
 use crate::faults::dead_port;
 
@@ -53,7 +51,7 @@ fn fifty(mut link: Link) {
 #[test]
 fn the_counters_of_1234_transfers_are_exact() {
     let (good, fickle, strict) = (Fake::new(|mut l| l.serve()), Fake::new(fifty), Pair::new(4096));
-    let e = engine(steady());
+    let e = engine(lanes(1, 1));
     let local = HostBuffer::zeroed(6400).unwrap();
     let segment = e.open(&good.name()).unwrap();
     for _ in 0..10 {
@@ -181,7 +179,7 @@ fn counters_add_up_though_lanes_die_and_batches_are_cancelled() {
 #[test]
 fn what_waits_and_what_is_in_flight_is_seen() {
     let fake = Fake::new(|mut link| link.hang());
-    let e = engine(steady());
+    let e = engine(lanes(1, 1));
     let local = HostBuffer::zeroed(40 << 20).unwrap();
     let segment = e.open(&fake.name()).unwrap();
     assert_eq!(peer(&e, &fake.name()).state, PeerState::Idle);
@@ -225,7 +223,7 @@ fn how_a_peer_can_be_reached_is_seen() {
         }
     });
     let good = Fake::new(|mut link| link.serve());
-    let e = engine(steady());
+    let e = engine(lanes(1, 1));
     let local = HostBuffer::zeroed(64).unwrap();
     let segment = e.segment(&quiet.name()).unwrap();
     let state = |name: &str| peer(&e, name).state;
@@ -336,7 +334,7 @@ fn one_bad_entry_of_a_thousand_fails_alone() {
 
 #[test]
 fn batch_ids_that_were_never_given_out_are_errors() {
-    let e = engine(steady());
+    let e = engine(lanes(1, 1));
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..10_000 {
         x = (x ^ (x << 13)).wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (x >> 7);

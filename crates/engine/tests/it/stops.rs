@@ -435,9 +435,7 @@ fn a_stuck_connection_on_one_thread_leaves_the_lanes_of_the_others_in_use() {
             }
         }
     });
-    let mut config = lanes(2, 2);
-    config.lane_idle_probe = Duration::from_secs(60);
-    let e = engine(config);
+    let e = engine(lanes(2, 2));
     let segment = e.open(&fake.name()).unwrap();
     let local = HostBuffer::zeroed(32 << 20).unwrap();
     // Both lanes are there, each on its thread.
