@@ -139,7 +139,7 @@ fn connections_that_say_little() {
     // Both ends are here, and an engine spares some descriptors.
     limit_descriptors(4096);
     const EACH: usize = 400;
-    let e = engine(lanes(1, 2));
+    let e = engine(lanes(1, 1));
     let memory = HostBuffer::zeroed(4096).unwrap();
     e.register_buffer(&memory, &RegisterOptions::default()).unwrap();
     let whole = Raw::header(Op::Read, memory.addr(), 1);
@@ -159,7 +159,7 @@ fn connections_that_say_little() {
         kept.push(crowd(says));
         let all = before.1 + EACH as u64;
         eventually("they are taken", || e.stats().connections_accepted >= all);
-        // Whoever comes behind them is served when they have been looked at.
+        // Whoever comes behind them is served when they have been looked at, by the only thread.
         let mut last = Raw::connect(e.data_port());
         last.ask(memory.addr(), 1);
         last.bytes(9);
