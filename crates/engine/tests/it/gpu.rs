@@ -130,7 +130,7 @@ impl<'a> Matrix<'a> {
         self.put(from, 0, bytes);
         self.put(to, len, &[0xa5]);
         let request = local.request(op, 0, remote.addr(), len);
-        self.segment.submit_owned(&[request], within(ms(30_000))).unwrap().wait().unwrap();
+        self.segment.submit_owned(&[request], within(ms(120_000))).unwrap().wait().unwrap();
         let mut piece = vec![0; MIB];
         for (i, right) in bytes.chunks(MIB).enumerate() {
             let got = &mut piece[..right.len()];
