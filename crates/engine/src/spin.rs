@@ -36,8 +36,8 @@ const MOST_SPINNING: usize = 1;
 const WORTH: u32 = 2;
 /// A new wait counts for one part of so many in what is usual.
 const MEMORY: u32 = 8;
-/// How often others are let have the processor, and how long they have it if they want it.
-const YIELD: Duration = Duration::from_micros(5);
+/// Who spins lets others have the processor at each look: whoever is waited for may need this very one. If they want it
+/// for so long, they have it.
 const WANTED: Duration = Duration::from_micros(15);
 /// Who has it for so long computes, and whoever lets him have it may lose as much each time. So that little is lost by
 /// trying, nobody spins for so many times as long.
@@ -150,21 +150,17 @@ fn nanoseconds(time: Duration) -> u32 {
 }
 
 fn spin(begin: Instant, limit: Duration, mut done: impl FnMut() -> bool) -> Spun {
-    let mut yield_at = YIELD;
+    let mut spun = begin.elapsed();
     while !done() {
-        std::hint::spin_loop();
-        let spun = begin.elapsed();
         if spun >= limit {
             return Spun::InVain;
         }
-        if spun >= yield_at {
-            std::thread::yield_now();
-            let now = begin.elapsed();
-            if now - spun > WANTED {
-                return Spun::Wanted(now - spun);
-            }
-            yield_at = now + YIELD;
+        std::thread::yield_now();
+        let now = begin.elapsed();
+        if now - spun > WANTED {
+            return Spun::Wanted(now - spun);
         }
+        spun = now;
     }
     Spun::Done
 }
@@ -185,9 +181,13 @@ mod tests {
     }
 
     fn spins(spin: &Spin) -> bool {
-        let looked = std::cell::Cell::new(0);
-        spin.wait(Instant::now(), LIMIT, || looked.replace(looked.get() + 1) > 1);
-        looked.get() > 0
+        // It is done at the first look, so that nobody else is let have the processor.
+        let mut looked = false;
+        spin.wait(Instant::now(), LIMIT, || {
+            looked = true;
+            true
+        });
+        looked
     }
 
     #[test]
@@ -264,9 +264,12 @@ mod tests {
         let spin = apart(LIMIT);
         let (now, lost) = (Instant::now(), Duration::from_millis(3));
         let spins_at = |after: Duration| {
-            let looked = std::cell::Cell::new(false);
-            spin.wait(now + after, LIMIT, || looked.replace(true));
-            looked.get()
+            let mut looked = false;
+            spin.wait(now + after, LIMIT, || {
+                looked = true;
+                true
+            });
+            looked
         };
         spin.avoid(now, lost);
         assert!(!spins_at(Duration::ZERO) && !spins_at(lost * (CAUTION - 1)));
