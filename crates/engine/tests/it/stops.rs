@@ -3,7 +3,9 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use tensorferry::{Batch, BatchState, Engine, Error, HostBuffer, Notification, Op, Segment};
+use tensorferry::{
+    Batch, BatchState, Engine, Error, HostBuffer, LaneState, LaneStats, Notification, Op, Segment,
+};
 use tensorferry_wire::Status;
 
 use crate::common::{
@@ -443,8 +445,22 @@ fn a_stuck_connection_on_one_thread_leaves_the_lanes_of_the_others_in_use() {
         start(&segment, Op::Write, &local, BASE + (1 << 30)).wait().unwrap();
         e.stats().lanes_opened == 2
     });
-    // As much as a lane takes on at once, so that nothing has room behind it.
-    let _stuck = start(&segment, Op::Write, &HostBuffer::zeroed(8 << 20).unwrap(), BASE);
+    // As much as a lane takes on, so that nothing has room behind it, or it has been found to be stuck. The other lane may
+    // have had a part, which is answered.
+    let (long, mut stuck) = (HostBuffer::zeroed(8 << 20).unwrap(), Vec::new());
+    eventually("one lane is full", || {
+        let peer = &e.peers()[0];
+        let full =
+            |lane: &LaneStats| lane.bytes_in_flight >= 8 << 20 || lane.state == LaneState::Stalled;
+        let done = peer.batches_queued == 0 && peer.lanes.iter().any(|l| l.slices_in_flight == 0);
+        if done && fake.has_unread() && peer.lanes.iter().any(full) {
+            return true;
+        }
+        if peer.batches_queued == 0 {
+            stuck.push(start(&segment, Op::Write, &long, BASE));
+        }
+        false
+    });
     let small = HostBuffer::zeroed(100).unwrap();
     for i in 0..50 {
         let batch = start(&segment, Op::Write, &small, BASE + (2 << 30) + i);
