@@ -34,6 +34,9 @@ impl Stand {
         let relay = Relay::start(&control.to_string(), copies).unwrap();
         let stand = Self { relay, data, control, descriptor };
         (0..copies).for_each(|copy| drop(stand.ask(copy)));
+        // What a test rules is not for these.
+        let open = || stand.relay.counts().unwrap().iter().any(|copy| copy.control.open > 0);
+        eventually("the relay has done with who has asked", || !open());
         stand
     }
 
