@@ -47,6 +47,27 @@ def test_a_cell_that_does_not_exist_is_an_error():
     assert done.returncode == 2 and "no cell" in done.stderr, done
 
 
+@pytest.mark.parametrize("seen, tries, verdict, again", [
+    ([""], 3, "ok", 0), (["late", ""], 3, "ok", 1), (["late", "late", "late"], 3, "FAILED", 2),
+    (["late", "wrong"], 3, "FAILED", 1), (["wrong"], 3, "FAILED", 0), (["late and wrong"], 3, "FAILED", 0), (["late"], 1, "FAILED", 0),
+])
+def test_a_cell_is_tried_again_if_only_a_time_was_wrong_and_says_so(seen, tries, verdict, again, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from fault_matrix.main import in_its_time
+    from fault_matrix.report import Row
+
+    left = iter(seen)
+
+    def body() -> Row:
+        what, row = next(left), Row("R2", 1)
+        row.in_time("late" not in what, "a call took long")
+        row.expect("wrong" not in what, "wrong bytes")
+        return row
+
+    row = in_its_time(body, tries)
+    assert (row.verdict, row.measured.count("a call took long"), next(left, None)) == (verdict, again, None)
+
+
 def test_every_cell_is_in_the_documentation():
     sys.path.insert(0, str(ROOT / "scripts"))
     try:

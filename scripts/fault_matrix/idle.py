@@ -72,7 +72,7 @@ def judge(group, kind: str, result: dict, ended: int, full: bool) -> Row:
     # A busy machine is slow in steps of a scheduler's slice, so a factor is not enough.
     limit = LIMITS[how] + 0.06 * (stretch() - 1)
     # Of few, the p99 is the latest of all, and one may have had to wait for a processor: then it is that one of ten.
-    counts = p99 if full else times[-1 - max(1, len(times) // 10)]
+    counts = p99 if full else times[max(0, len(times) - 1 - max(1, len(times) // 10))]
     row.expect(counts <= limit, f"p99 is {p99 * 1e3:.1f} ms, without a tenth of them {counts * 1e3:.1f} ms, and the limit is {limit * 1e3:.0f} ms")
     if gap > CLOSED_AFTER_MS / 1e3:
         row.expect(ended >= peers * min(cycles, 2), f"only {ended} connections were closed by the relay")
